@@ -27,9 +27,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from shoal import limits as limits_table
-from shoal.balance import options as balancer_table
+from shoal.balance import balancer_options as balancer_table
 from shoal.balance import settings as balance_table
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ConfigError
 from shoal.limits import Limits
@@ -97,7 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Thresholds, waits and bounds of the policies, see `shoal.balance.settings`."""
 
     balancer: BalancerOptions = BalancerOptions()
-    """Options of the balancer, see `shoal.balance.options`."""
+    """Options of the balancer, see `shoal.balance.balancer_options`."""
 
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid."""

@@ -1,14 +1,15 @@
-"""The balancer's core: when it decides, what it does about it, how it waits, and how another goes on."""
+"""The balancer's core: when it decides, how it applies decisions and waits, and how the next leader continues."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, TINY, Scene, resting, ring_of, single, window_of, wish
+from tests.balance.balancer_scene import OPTIONS, TINY, Scene, resting, ring_of, single, window_of, wish
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance import balancer
 from shoal.balance.balancer import MISSING_WINDOWS_MAX
+from shoal.balance.balancer_keys import Ask
 from shoal.balance.decision import Reason
 from shoal.balance.effects import (
     AddHosts,
@@ -18,7 +19,6 @@ from shoal.balance.effects import (
     WriteMove,
 )
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.records import Ask
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.plan.move_request import MoveRequest
@@ -30,7 +30,7 @@ BY_HAND = replace(OPTIONS, auto=False)
 
 
 def proposed(scene: Scene) -> str:
-    """The digest of the proposal that somebody asks for now."""
+    """The digest of a proposal requested now."""
     scene.asks["a"] = Ask("propose")
     scene.window()
     return scene.answers["a"].digest
@@ -41,7 +41,7 @@ def outcomes(scene: Scene) -> list[str]:
 
 
 class TestAuto:
-    def test_what_the_policy_wants_is_recorded_and_done(self, wish: Wish) -> None:
+    def test_the_decision_is_recorded_and_applied(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         wish.moves, wish.add = {b"hot": single("s2")}, 1
         found = scene.window()
@@ -71,7 +71,7 @@ class TestAuto:
         assert recorded.is_empty
         assert scene.effects == []
 
-    def test_a_server_that_joined_too_late_for_a_window_does_not_hold_the_decision_up(self, wish: Wish) -> None:
+    def test_a_server_that_joined_after_a_window_began_does_not_delay_the_decision(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.window()
         scene.join("s2")
@@ -80,7 +80,7 @@ class TestAuto:
         assert wish.seen[-1].hosts.takes.tolist() == [True, True]
         assert wish.seen[-1].hosts.bytes_out[1] == 0.0
 
-    def test_the_situation_tells_of_marks_servers_and_history(self, wish: Wish) -> None:
+    def test_the_situation_has_marks_servers_and_history(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")
         scene.marks = {"s2": Mark.FREEING, "s3": Mark.GUEST}
         scene.load = {**scene.load, ("s2", b"warm"): {"publications": 1.0}}
@@ -98,13 +98,13 @@ class TestAuto:
         assert seen.planned_at == seen.moved_at[0] == scene.state.planned_at
         assert seen.past_bytes_out.tolist() == [900.0, 900.0]
 
-    def test_where_nobody_adds_servers_none_can_come_or_go(self, wish: Wish) -> None:
+    def test_without_a_provider_the_number_of_servers_is_fixed(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         scene.provider = ProviderState(servers_min=1, servers_max=9, spare=0, is_fixed=True)
         scene.window()
         assert (wish.seen[-1].pool.servers_min, wish.seen[-1].pool.servers_max) == (2, 2)
 
-    def test_a_member_without_telemetry_is_waited_for_but_not_for_ever(self, wish: Wish) -> None:
+    def test_a_decision_waits_for_a_member_without_telemetry_for_a_limited_time(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         for number in range(MISSING_WINDOWS_MAX):
             window = window_of(scene.window_at + 2 * number, ["s1"])
@@ -123,9 +123,9 @@ class TestAuto:
         scene.windows(2)
         assert scene.marks == {"s3": Mark.GUEST}
         scene.windows(2)
-        assert outcomes(scene) == ["failed"]  # said once
+        assert outcomes(scene) == ["failed"]  # recorded once
 
-    def test_clients_are_told_at_once_when_a_server_is_to_become_empty(self, wish: Wish) -> None:
+    def test_clients_are_notified_immediately_when_a_server_must_become_empty(self, wish: Wish) -> None:
         for reason, eager in ((Reason.OVERLOAD, False), (Reason.DRAIN, True)):
             scene = Scene("s1", "s2")
             wish.moves, wish.reason = {b"hot": single("s2")}, reason
@@ -159,7 +159,7 @@ class TestOneAtATime:
         ended = scene.took(RecordOutcome)[-1].outcome
         assert (ended.state, ended.facts["moved"], ended.facts["given_up"]) == ("ended", 0, 1)
 
-    def test_after_the_time_the_rest_is_waited_for_no_longer(self, wish: Wish) -> None:
+    def test_moves_are_not_awaited_after_the_timeout(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         wish.moves = {b"hot": single("s2")}
         scene.window()
@@ -181,7 +181,7 @@ class TestOneAtATime:
         scene.look(5.0)
         assert scene.core.waiting == 1
 
-    def test_another_balancer_waits_for_them_too(self, wish: Wish) -> None:
+    def test_the_next_leader_waits_for_them_too(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         wish.moves = {b"hot": single("s2")}
         scene.window()
@@ -195,12 +195,12 @@ class TestOneAtATime:
         scene.windows(2)
         assert scene.core.waiting == 0
         assert len(wish.seen) > 1
-        assert wish.seen[-1].planned_at == scene.state.planned_at  # and knows when it was
+        assert wish.seen[-1].planned_at == scene.state.planned_at  # and knows when the plan was made
         assert wish.seen[-1].moved_at.tolist() == [scene.state.planned_at]
 
 
 class TestAsked:
-    def test_without_auto_nothing_is_done_that_nobody_asked_for(self, wish: Wish) -> None:
+    def test_without_auto_nothing_is_done_without_a_request(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.moves = {b"hot": single("s2")}
         scene.windows(3)
@@ -219,7 +219,7 @@ class TestAsked:
         wish.moves = {b"hot": single("s2")}
         digest = proposed(scene)
         assert scene.took(WriteMove) == []
-        wish.moves = {}  # whatever the policy wants now
+        wish.moves = {}  # independent of the next decision
         scene.windows(2)
         scene.asks["b"] = Ask("apply", digest=digest)
         scene.look()
@@ -238,7 +238,7 @@ class TestAsked:
         assert scene.took(WriteMove) == []
         assert outcomes(scene) == ["refused"]
 
-    def test_a_plan_under_way_is_waited_for(self, wish: Wish) -> None:
+    def test_a_proposal_is_refused_while_a_plan_is_under_way(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.moves = {b"hot": single("s2")}
         digest = proposed(scene)
@@ -261,20 +261,20 @@ class TestAsked:
         assert [effect.count for effect in scene.took(AddHosts)] == [1]
 
     @pytest.mark.parametrize("digest", ["", "0" * 64])
-    def test_what_was_never_proposed_cannot_be_applied(self, digest: str, wish: Wish) -> None:
+    def test_an_unknown_digest_cannot_be_applied(self, digest: str, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         scene.asks["a"] = Ask("apply", digest=digest)
         scene.look()
         assert "there is no proposal" in scene.answers["a"].error
 
-    def test_bytes_that_are_no_proposal_are_refused(self, wish: Wish) -> None:
+    def test_invalid_proposals_are_refused(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         scene.proposals["d"] = b"garbage"
         scene.asks["a"] = Ask("apply", digest="d")
         scene.look()
-        assert "no proposal" in scene.answers["a"].error
+        assert "not a proposal" in scene.answers["a"].error
 
-    def test_another_policy_can_be_asked(self, wish: Wish) -> None:
+    def test_another_policy_can_be_requested(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=replace(BY_HAND, policy="shoal"))
         scene.asks["a"] = Ask("propose", policy=TINY)
         scene.asks["b"] = Ask("propose", policy="unheard of")
@@ -282,7 +282,7 @@ class TestAsked:
         assert decode_proposal(scene.answers["a"].proposal).policy == TINY
         assert "unknown policy 'unheard of'" in scene.answers["b"].error
 
-    def test_a_policy_that_fails_is_an_answer(self, wish: Wish) -> None:
+    def test_a_failing_policy_is_reported_in_the_answer(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", options=BY_HAND)
         wish.fails = True
         scene.asks["a"] = Ask("propose")
@@ -299,7 +299,7 @@ def test_without_a_ring_nothing_happens(wish: Wish) -> None:
     assert len(wish.seen) == 1
 
 
-def test_quiet_decisions_about_many_channels_are_recorded_now_and_then(
+def test_quiet_decisions_about_many_channels_are_recorded_less_often(
     wish: Wish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(balancer, "QUIET_CHANNELS_MAX", 0)
@@ -312,4 +312,4 @@ def test_quiet_decisions_about_many_channels_are_recorded_now_and_then(
     assert len(scene.took(RecordDecision)) == 1
     wish.moves = {b"hot": single("s2")}
     scene.window()
-    assert len(scene.took(RecordDecision)) == 1  # what changes something always is
+    assert len(scene.took(RecordDecision)) == 1  # decisions that change something are always recorded

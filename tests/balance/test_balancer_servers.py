@@ -1,13 +1,13 @@
-"""The balancer's core: servers that come, go, die and become homes."""
+"""The balancer's core: servers that join, leave, die and become homes."""
 
 from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, Scene, moving, resting, single, wish
+from tests.balance.balancer_scene import OPTIONS, Scene, moving, resting, single, wish
 from tests.balance.tiny_policy import Wish
 
-from shoal.balance import pooling
+from shoal.balance import pool_keeper
 from shoal.balance.effects import (
     AddHosts,
     HurryMove,
@@ -27,7 +27,7 @@ BY_HAND = replace(OPTIONS, auto=False)
 
 
 class TestServersComing:
-    def test_no_more_are_asked_for_than_there_may_be(self, wish: Wish) -> None:
+    def test_no_more_servers_are_requested_than_servers_max(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         scene.provider = ProviderState(servers_min=1, servers_max=5)
         wish.add = 9
@@ -37,7 +37,7 @@ class TestServersComing:
         scene.window()
         assert scene.took(AddHosts) == []
 
-    def test_no_more_than_there_are_to_spare(self, wish: Wish) -> None:
+    def test_no_more_servers_are_requested_than_the_provider_has(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.provider = ProviderState(servers_min=1, servers_max=9, spare=1)
         wish.add = 3
@@ -45,7 +45,7 @@ class TestServersComing:
         assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]
         assert wish.seen[-1].pool.servers_max == 2
 
-    def test_who_has_joined_is_not_waited_for(self, wish: Wish) -> None:
+    def test_a_joined_server_no_longer_counts_as_requested(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.core.added(SERVER, ["s2"], scene.now)
         scene.look()
@@ -55,11 +55,11 @@ class TestServersComing:
         assert scene.state.adding == {}
         assert wish.seen[-1].hosts.joined_at.tolist() == [float("-inf"), scene.now]
 
-    def test_who_does_not_come_is_given_up_and_may_be_asked_for_again(self, wish: Wish) -> None:
+    def test_a_server_that_does_not_join_is_given_up_and_may_be_requested_again(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.core.added(SERVER, ["s2"], scene.now)
         scene.look()
-        scene.take_over()  # another balancer knows of it too
+        scene.take_over()  # the next leader knows of it too
         scene.look(OPTIONS.join_timeout_s)
         assert scene.state.adding == {}
         assert scene.marks == {"s2": Mark.OUT}
@@ -70,7 +70,7 @@ class TestServersComing:
         scene.window()
         assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]
 
-    def test_after_a_refusal_the_provider_is_left_alone_for_a_while(self, wish: Wish) -> None:
+    def test_after_a_refusal_the_next_request_waits(self, wish: Wish) -> None:
         scene = Scene("s1")
         scene.provider = ProviderState(servers_min=1, servers_max=2)
         wish.add = 1
@@ -80,7 +80,7 @@ class TestServersComing:
         scene.window()
         assert scene.took(AddHosts) == []
         scene.windows(3)
-        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]  # and not twice, though it has not answered yet
+        assert scene.took(AddHosts) == [AddHosts(SERVER, 1)]  # and not twice, although there is no answer yet
         assert wish.seen[-1].pool.adding == 1
 
 
@@ -95,19 +95,19 @@ class TestServersGoing:
         wish.drain, wish.moves = (), {}
         return scene
 
-    def test_a_home_is_freed_then_drained_then_sent_out_then_removed(self, wish: Wish) -> None:
+    def test_a_home_is_freed_then_drained_then_marked_out_then_removed(self, wish: Wish) -> None:
         scene = self.drained(wish)
         assert scene.marks == {"s3": Mark.FREEING}
         scene.windows(2)
         assert scene.marks == {"s3": Mark.FREEING}  # an entry names it
         scene.end_moves()
         scene.window()
-        assert scene.marks == {"s3": Mark.FREEING}  # somebody publishes there still
+        assert scene.marks == {"s3": Mark.FREEING}  # there are still publications
         scene.load = {("s3", b"cold"): {"publications": 0.0, "bytes_out": 0.0}}
         scene.window()
         assert scene.marks == {"s3": Mark.DRAIN}
         scene.windows(5)
-        assert scene.marks == {"s3": Mark.DRAIN}  # somebody is subscribed there, and the ring has it as a home
+        assert scene.marks == {"s3": Mark.DRAIN}  # it has a subscriber and is a home of the ring
         scene.load = {}
         scene.join()
         scene.windows(2)
@@ -124,13 +124,13 @@ class TestServersGoing:
         del scene.marks["s3"]
         scene.provider = replace(scene.provider, servers=("s1", "s2"))
         scene.windows(2)
-        assert scene.marks == {}  # it is no dead server
+        assert scene.marks == {}  # it does not count as dead
         assert scene.state.removed == ("s3",)
         scene.take_over()
         scene.look()
         assert scene.marks == {}
 
-    def test_every_step_is_taken_by_whoever_leads(self, wish: Wish) -> None:
+    def test_every_step_can_be_taken_by_the_next_leader(self, wish: Wish) -> None:
         scene = self.drained(wish)
         scene.end_moves()
         scene.load = {}
@@ -142,7 +142,7 @@ class TestServersGoing:
         scene.windows(4)
         assert scene.marks == {"s3": Mark.OUT}
 
-    def test_a_window_with_a_hole_proves_nothing(self, wish: Wish) -> None:
+    def test_an_incomplete_window_does_not_count_as_quiet(self, wish: Wish) -> None:
         scene = self.drained(wish)
         scene.end_moves()
         scene.load = {}
@@ -190,9 +190,7 @@ class TestServersGoing:
         scene.windows(2)
         assert scene.took(HurryMove) == []
 
-    def test_a_move_to_a_server_that_is_drained_and_one_that_somebody_asks_for_are_not_hurried(
-        self, wish: Wish
-    ) -> None:
+    def test_moves_to_a_drained_server_and_requested_moves_are_not_hurried(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")
         scene.marks["s3"] = Mark.DRAIN
         scene.join()
@@ -224,11 +222,11 @@ class TestServersGoing:
         scene.provider = replace(scene.provider, servers=("s1", "s2"))
         scene.look()
         assert scene.took(RemoveServer) == [RemoveServer("s2")]
-        scene.take_over()  # the provider did it, and the one who had asked is dead
+        scene.take_over()  # the provider did it after the leader died
         scene.provider = replace(scene.provider, servers=("s1",), knows_all=True)
         scene.look()
         assert scene.state.removed == ("s2",)
-        scene.look(pooling.FORGET_S)
+        scene.look(pool_keeper.FORGET_S)
         assert scene.marks == {}
 
     def test_a_server_in_reserve_keeps_its_mark(self, wish: Wish) -> None:
@@ -236,7 +234,7 @@ class TestServersGoing:
         scene.marks["s2"] = Mark.OUT
         scene.provider = replace(scene.provider, spare=1)
         scene.look()
-        scene.look(2 * pooling.FORGET_S)
+        scene.look(2 * pool_keeper.FORGET_S)
         assert scene.marks == {"s2": Mark.OUT}
 
     def test_the_mark_of_a_server_that_is_gone_outlives_its_lease(self, wish: Wish) -> None:
@@ -247,7 +245,7 @@ class TestServersGoing:
         scene.core.removed("s2")
         scene.provider = replace(scene.provider, servers=("s1",))
         scene.look()
-        scene.look(pooling.FORGET_S - 1)
+        scene.look(pool_keeper.FORGET_S - 1)
         assert scene.marks == {"s2": Mark.OUT}
         scene.look(1.0)
         assert scene.marks == {}
@@ -316,7 +314,7 @@ class TestHomes:
         scene.load = {}
         scene.window()
         assert [put.server for put in scene.took(PutMark)] == ["s3"]
-        assert wish.seen == []  # the policy sees the ring that comes of it
+        assert wish.seen == []  # the policy sees the resulting ring
         scene.join()
         scene.window()
         assert len(wish.seen) == 1

@@ -1,4 +1,4 @@
-"""What a decision makes of placements."""
+"""How a decision changes placements."""
 
 from __future__ import annotations
 

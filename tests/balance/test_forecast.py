@@ -1,4 +1,4 @@
-"""A policy with a forecast has servers before the peak; without one it does exactly what it did."""
+"""With a forecast a policy adds servers before the peak; without one it decides as before."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.flow.flows import Steady, models
 
+from shoal.balance.decision_record import record_situation, restore_situation
 from shoal.balance.forecast import RISE_MAX, Forecast
 from shoal.balance.policies import POLICIES, policy
-from shoal.balance.recording import record_situation, restore_situation
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Situation
-from shoal.balance.warming import overloaded as situation
+from shoal.balance.warm_up import overloaded as situation
 from shoal.flow import FlowSimulator, Series
 
 EVENT_S = 120
@@ -66,12 +66,12 @@ def test_without_a_forecast_a_policy_decides_as_with_an_empty_one(name: str) -> 
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20), st.floats(-10, 200), st.floats(0, 300))
-def test_a_rise_is_never_a_fall_and_never_beyond_belief(loads: list[float], now_s: float, within_s: float) -> None:
+def test_a_rise_is_between_1_and_its_maximum(loads: list[float], now_s: float, within_s: float) -> None:
     made = forecast({10.0 * place: load for place, load in enumerate(loads)})
     assert 1.0 <= made.rise(now_s, within_s) <= RISE_MAX
 
 
-def test_a_rise_is_the_highest_within_the_while_by_the_forecasts_own_load_of_now() -> None:
+def test_a_rise_is_the_maximum_in_the_time_relative_to_the_forecasts_own_current_load() -> None:
     made = forecast({0.0: 10.0, 10.0: 10.0, 20.0: 20.0, 30.0: 5.0})
     assert made.rise(0.0, 5.0) == 1.0
     assert made.rise(5.0, 10.0) == pytest.approx(1.5)
@@ -81,7 +81,7 @@ def test_a_rise_is_the_highest_within_the_while_by_the_forecasts_own_load_of_now
     assert forecast({0.0: 0.0, 1.0: 5.0}).rise(0.0, 1.0) == 1.0
 
 
-def test_a_forecast_is_on_record_with_the_decision() -> None:
+def test_a_forecast_is_recorded_with_the_decision() -> None:
     seen: Situation = replace(situation(), forecast=forecast({0.0: 1.0, 5.0: 2.0}))
     again = restore_situation(record_situation(seen))
     assert again.forecast is not None

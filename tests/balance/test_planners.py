@@ -1,4 +1,4 @@
-"""Planners of other kinds: what they are given, what becomes of what they want, and how it is recorded and replayed.
+"""Planners of other kinds: their inputs, how their changes are applied, recorded and replayed.
 
 The lamps of `tests.support.lamp_kind` stand on shelves that report beside the servers.
 """
@@ -10,28 +10,28 @@ from typing import Any, TypeVar
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import OPTIONS, SETTINGS, T, ring_of, wish
+from tests.balance.balancer_scene import OPTIONS, SETTINGS, T, ring_of, wish
 from tests.balance.tiny_policy import Wish
-from tests.load.reporting import record as server_record
-from tests.load.reporting import records_to_batch
+from tests.load.telemetry_samples import record as server_record
+from tests.load.telemetry_samples import records_to_batch
 from tests.support.lamp_kind import BOTH, LAMP, REGISTRY, SHELF, LampEntry, LampMove, LampRequest, shelf_record
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_keys import Ask, BalancerState, decode, encode
 from shoal.balance.change import HostsWanted, Units
+from shoal.balance.decision_record import decode_record, encode_record, replay
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     ProviderState,
     PutState,
     RecordDecision,
     RecordOutcome,
     Reply,
-    View,
     WriteUnitMove,
 )
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.recording import decode_record, encode_record, replay
-from shoal.balance.records import Ask, BalancerState, decode, encode
 from shoal.errors import PlanError
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
@@ -55,7 +55,9 @@ class Lamps:
         self.at = T
 
     def look(self, *windows: LoadWindow) -> list[Effect]:
-        view = View(ring_of("s1"), {}, {}, {}, ProviderState(1, 9), dict(self.asks), others={LAMP.name: self.units})
+        view = BalancerView(
+            ring_of("s1"), {}, {}, {}, ProviderState(1, 9), dict(self.asks), others={LAMP.name: self.units}
+        )
         return self.core.observe(windows, view, self.at + 0.5)
 
     def window(self, shelves: Mapping[str, Mapping[bytes, Any]]) -> list[Effect]:
@@ -86,7 +88,7 @@ def test_a_planner_sees_the_load_and_its_moves_are_requested(wish: Wish) -> None
     assert only(effects, RecordOutcome).outcome.facts["moves"] == proposal.moves_count == lamps.core.waiting == 1
 
 
-def test_a_plan_goes_on_with_the_next_leader(wish: Wish) -> None:
+def test_the_next_leader_continues_a_plan(wish: Wish) -> None:
     lamps = Lamps()
     effects = lamps.window(FULL)
     request = only(effects, WriteUnitMove).request
@@ -99,7 +101,7 @@ def test_a_plan_goes_on_with_the_next_leader(wish: Wish) -> None:
     assert (ended.state, ended.facts["moved"], ended.facts["given_up"]) == ("ended", 1, 0)
 
 
-def test_the_record_has_what_the_planner_was_given_and_replays_it(wish: Wish) -> None:
+def test_the_record_has_the_inputs_of_the_planner_and_replays_them(wish: Wish) -> None:
     lamps = Lamps()
     lamps.units = Units(lamps.units.entries, {FLOOR: LampRequest(FLOOR, "y", "by hand")})
     waits = only(lamps.window(FULL), RecordDecision)
@@ -119,7 +121,7 @@ def test_the_record_has_what_the_planner_was_given_and_replays_it(wish: Wish) ->
         replay(moves.record, SHIPPED)
 
 
-def test_hosts_that_a_planner_wants_are_asked_for_until_they_report(wish: Wish) -> None:
+def test_hosts_wanted_by_a_planner_are_requested_until_they_report(wish: Wish) -> None:
     lamps = Lamps()
     crowded = {"x": FULL["x"]}
     wanted = only(lamps.window(crowded), AddHosts)
@@ -137,7 +139,7 @@ def test_hosts_that_a_planner_wants_are_asked_for_until_they_report(wish: Wish) 
     assert only(there, WriteUnitMove).request.shelf == "y"
 
 
-def test_hosts_that_are_refused_or_never_report_are_asked_for_again(wish: Wish) -> None:
+def test_hosts_that_are_refused_or_never_report_are_requested_again(wish: Wish) -> None:
     lamps = Lamps()
     crowded = {"x": FULL["x"]}
     only(lamps.window(crowded), AddHosts)
@@ -150,7 +152,7 @@ def test_hosts_that_are_refused_or_never_report_are_asked_for_again(wish: Wish) 
     assert only(lamps.window(crowded), AddHosts) == AddHosts(SHELF.name, 1, "attic")
 
 
-def test_a_proposal_of_lamps_can_be_asked_for(wish: Wish) -> None:
+def test_a_proposal_for_lamps_can_be_requested(wish: Wish) -> None:
     lamps = Lamps()
     lamps.window({"x": {}, "y": {}})
     lamps.asks["a"] = Ask("propose")
@@ -163,8 +165,8 @@ def test_a_proposal_with_an_unknown_kind_or_impossible_hosts_is_refused(wish: Wi
     lamps = Lamps()
     data = only(lamps.window(FULL), RecordDecision).record.proposal
     assert decode_proposal(data).encode() == data
-    with pytest.raises(PlanError, match="no proposal"):
+    with pytest.raises(PlanError, match="not a proposal"):
         decode_proposal(data.replace(b"\xa6change\xa4lamp", b"\xa6change\xa4limp"))
     for wanted in (HostsWanted(SHELF.name, 0, "", "overload", {}), HostsWanted("server", 1, "", "overload", {})):
-        with pytest.raises(PlanError, match="cannot be asked for"):
+        with pytest.raises(PlanError, match="cannot be requested"):
             decode_proposal(replace(decode_proposal(data), changes=(wanted,)).encode())

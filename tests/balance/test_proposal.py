@@ -1,4 +1,4 @@
-"""A proposal: names for a decision, the same bytes for the same decision, and refused when the plan has changed."""
+"""A proposal: a decision with names, the same bytes for the same decision, refused after the plan has changed."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 from tests.balance import tiny_policy
-from tests.balance.balancing import SETTINGS, TINY, Scene, resting, single, wish
+from tests.balance.balancer_scene import SETTINGS, TINY, Scene, resting, single, wish
 from tests.balance.tiny_policy import Wish
 
+from shoal.balance.balancer_keys import Ask
 from shoal.balance.decision import Decision, Reason
+from shoal.balance.decision_record import decode_record, encode_record, replay, restore_situation
+from shoal.balance.decision_record import proposal_of as recorded_proposal
 from shoal.balance.effects import RecordDecision
-from shoal.balance.lost import with_lost
+from shoal.balance.lost_servers import with_lost
 from shoal.balance.proposal import (
     Proposal,
     decode_proposal,
@@ -23,9 +26,6 @@ from shoal.balance.proposal import (
     upgrade_proposal,
     why_stale,
 )
-from shoal.balance.recording import decode_record, encode_record, replay, restore_situation
-from shoal.balance.recording import proposal_of as recorded_proposal
-from shoal.balance.records import Ask
 from shoal.balance.situation import Situation
 from shoal.errors import PlanError
 from shoal.load_kinds import REGISTRY
@@ -55,14 +55,14 @@ def decision_of(wish: Wish, situation: Situation) -> Decision:
 
 
 class TestNames:
-    def test_a_move_says_from_where_to_where_and_why(self, wish: Wish, situation: Situation) -> None:
+    def test_a_move_has_old_and_new_placement_and_reason(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))}
         proposal = proposal_of(situation, decision_of(wish, situation), revision=7)
         (move,) = proposal.moves
         assert (move.unit, move.revision, move.reason) == (b"hot", 7, "overload")
         assert (move.before.mode, move.before.servers) == (Mode.SINGLE, ("s1",))
         assert (move.after.mode, move.after.servers) == (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))
-        assert move.figures == {"bytes_out": 900.0}  # what nobody knows is left out
+        assert move.figures == {"bytes_out": 900.0}  # unknown figures are left out
         assert proposal.window_end_s == situation.at_s
 
     def test_servers_to_add_to_drain_and_to_keep(self, wish: Wish, situation: Situation) -> None:
@@ -82,12 +82,14 @@ class TestNames:
         assert before == pytest.approx(0.9)
         assert after == pytest.approx(0.45)
 
-    def test_nothing_is_empty(self, situation: Situation) -> None:
+    def test_a_decision_without_changes_is_empty(self, situation: Situation) -> None:
         assert proposal_of(situation, Decision.nothing()).is_empty
 
 
 class TestBytes:
-    def test_the_digest_is_that_of_the_bytes_and_they_lead_back(self, wish: Wish, situation: Situation) -> None:
+    def test_the_digest_is_that_of_the_bytes_and_they_decode_to_the_proposal(
+        self, wish: Wish, situation: Situation
+    ) -> None:
         wish.moves = {b"hot": single("s2")}
         proposal = proposal_of(situation, decision_of(wish, situation))
         data = proposal.encode()
@@ -105,19 +107,19 @@ class TestBytes:
         )
 
     @pytest.mark.parametrize("change", ["policy", "settings", "ring_version", "window_end_s", "max_ratio_after"])
-    def test_everything_in_it_counts(self, change: str, situation: Situation) -> None:
+    def test_every_field_changes_the_digest(self, change: str, situation: Situation) -> None:
         proposal = proposal_of(situation, Decision.nothing())
         value = getattr(proposal, change)
         assert replace(proposal, **{change: value + type(value)(1)}).digest != proposal.digest
 
     def test_garbage_is_refused(self, situation: Situation) -> None:
         data = proposal_of(situation, Decision.nothing()).encode()
-        with pytest.raises(PlanError, match="no proposal"):
+        with pytest.raises(PlanError, match="not a proposal"):
             decode_proposal(data[:-1])
         with pytest.raises(PlanError, match="canonical"):
             decode_proposal(b"\xde\x00\x09" + data[1:])  # the same map with a longer head
 
-    def test_a_placement_that_cannot_be_is_refused(self, wish: Wish, situation: Situation) -> None:
+    def test_an_invalid_placement_is_refused(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": single("s2")}
         proposal = proposal_of(situation, decision_of(wish, situation))
         (move,) = proposal.moves
@@ -127,14 +129,14 @@ class TestBytes:
 
 
 class TestBasis:
-    def test_it_holds_while_ring_and_entries_are_the_same(self, wish: Wish, situation: Situation) -> None:
+    def test_it_is_valid_while_ring_and_entries_are_unchanged(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": single("s2")}
         proposal = proposal_of(situation, decision_of(wish, situation), revision=7)
         assert why_stale(proposal, 1, lambda kind, channel: 7) is None
         assert "the ring was version 1, and is version 2" in (why_stale(proposal, 2, lambda kind, channel: 7) or "")
         assert "hot moved meanwhile" in (why_stale(proposal, 1, lambda kind, channel: 8) or "")
         lie = replace(proposal, basis="0" * 64)
-        assert "does not say truly" in (why_stale(lie, 1, lambda kind, channel: 7) or "")
+        assert "digest of its plan is wrong" in (why_stale(lie, 1, lambda kind, channel: 7) or "")
 
 
 class TestLost:
@@ -144,7 +146,7 @@ class TestLost:
         (move,) = proposal.moves
         assert (move.unit, move.reason, move.after) == (b"hot", Reason.LOST.value, move.before)
 
-    def test_a_move_of_the_policy_goes_first(self, wish: Wish, situation: Situation) -> None:
+    def test_a_move_of_the_policy_takes_precedence(self, wish: Wish, situation: Situation) -> None:
         wish.moves = {b"hot": single("s2")}
         wanted = decision_of(wish, situation)
         assert with_lost(situation, wanted, (b"hot",)) is wanted
@@ -165,7 +167,7 @@ class TestLost:
 
 
 class TestRecord:
-    def test_a_decision_is_made_again_from_its_record(self, wish: Wish) -> None:
+    def test_a_decision_is_replayed_from_its_record(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         scene.entries = {b"hot": resting(b"hot", "s1"), b"gone": resting(b"gone", "s9")}
         wish.moves = {b"hot": single("s2")}
@@ -178,7 +180,7 @@ class TestRecord:
         wish.moves = {b"hot": (Mode.ALL_SUBSCRIBERS, ("s1", "s2"))}
         assert replay(record, REGISTRY).digest != record.digest
 
-    def test_a_situation_comes_back_to_the_last_bit(self, wish: Wish) -> None:
+    def test_a_situation_is_restored_exactly(self, wish: Wish) -> None:
         scene = Scene("s1", "s2")
         scene.windows(3)
         seen = wish.seen[-1]
@@ -193,8 +195,8 @@ class TestRecord:
         assert len(back.past_at) == 3
 
     @pytest.mark.parametrize("data", [b"", b"garbage", b"\x80"])
-    def test_garbage_is_no_record(self, data: bytes) -> None:
-        with pytest.raises(PlanError, match="no record"):
+    def test_an_invalid_record_is_refused(self, data: bytes) -> None:
+        with pytest.raises(PlanError, match="not a decision record"):
             decode_record(data)
 
     def test_another_version_is_refused(self, wish: Wish) -> None:
@@ -221,7 +223,7 @@ class TestRecord:
             replay(old, REGISTRY)
 
 
-def test_what_is_proposed_on_request_is_what_is_stored(wish: Wish) -> None:
+def test_a_requested_proposal_equals_the_stored_one(wish: Wish) -> None:
     scene = Scene("s1", "s2")
     scene.asks["a"] = Ask("propose")
     scene.window()
@@ -241,6 +243,6 @@ def bytes_of_format_1(proposal: Proposal) -> bytes:
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc0", b"\x80", msgspec.msgpack.encode({"moves": [1], "servers": []})])
-def test_bytes_that_are_no_proposal_of_format_1_are_rejected(data: bytes) -> None:
-    with pytest.raises(PlanError, match="no proposal of format 1"):
+def test_invalid_proposals_of_format_1_are_rejected(data: bytes) -> None:
+    with pytest.raises(PlanError, match="not a proposal of format 1"):
         upgrade_proposal(data)

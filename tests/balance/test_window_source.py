@@ -1,4 +1,4 @@
-"""The hand-over between own windows and Spark's: each interval once, in order, and no stall lasts."""
+"""The switch between own windows and Spark's: each interval once, in order, and bounded stalls."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def numbers(windows: list[LoadWindow]) -> list[int]:
 
 
 def warm(source: WindowSource, first: int = 0, count: int = WARM_WINDOWS) -> int:
-    """Both ways deliver in time until Spark is in use; returns the next interval."""
+    """Both sources deliver in time until Spark is in use; returns the next interval."""
     for number in range(first, first + count):
         end_s = (number + 1) * LENGTH
         assert numbers(source.step([window(number)], [], end_s + 0.3)) == [number]
         assert source.step([], [window(number)], end_s + 1.2) == []
-    assert source.standing.way is Way.SPARK
+    assert source.route.way is Way.SPARK
     return first + count
 
 
-def test_own_windows_are_used_at_once_until_spark_is_warm() -> None:
+def test_own_windows_are_used_immediately_until_spark_is_warm() -> None:
     source = WindowSource(0.0, wanted=True)
-    assert source.standing.way is Way.IN_PROCESS
-    assert "not warm" in source.standing.why
+    assert source.route.way is Way.IN_PROCESS
+    assert "not warm" in source.route.why
     warm(source)
 
 
-def test_spark_windows_are_used_once_it_is_warm_and_own_ones_wait() -> None:
+def test_spark_windows_are_used_once_it_is_warm_and_own_ones_are_held() -> None:
     source = WindowSource(0.0, wanted=True)
     number = warm(source)
     end_s = (number + 1) * LENGTH
@@ -52,19 +52,19 @@ def test_a_stall_falls_back_within_the_limit_and_nothing_is_left_out() -> None:
     assert source.step([window(number)], [], end_s + 0.3) == []
     assert source.step([window(number + 1)], [], end_s + 2.3) == []
     assert numbers(source.step([], [], end_s + LATE_S_MAX + 0.1)) == [number, number + 1]
-    assert source.standing.way is Way.IN_PROCESS
-    assert "6 s after the end" in source.standing.why
+    assert source.route.way is Way.IN_PROCESS
+    assert "6 s after the end" in source.route.why
     assert numbers(source.step([], [window(number)], end_s + 7)) == []
 
 
-def test_a_job_that_died_is_left_at_once() -> None:
+def test_a_dead_job_causes_an_immediate_fall_back() -> None:
     source = WindowSource(0.0, wanted=True)
     number = warm(source)
     assert numbers(source.step([window(number)], [], (number + 1) * LENGTH + 0.3, alive=False)) == [number]
-    assert source.standing.why == "the Spark job has died"
+    assert source.route.why == "the Spark job has died"
 
 
-def test_after_a_failure_more_windows_must_come_in_time() -> None:
+def test_after_a_failure_more_windows_must_arrive_in_time() -> None:
     source = WindowSource(0.0, wanted=True)
     number = warm(source)
     source.step([window(number)], [], (number + 1) * LENGTH, alive=False)
@@ -75,10 +75,10 @@ def test_late_windows_do_not_warm() -> None:
     source = WindowSource(0.0, wanted=True)
     for number in range(10):
         source.step([window(number)], [window(number)], (number + 1) * LENGTH + LATE_S_MAX + 1)
-    assert source.standing.way is Way.IN_PROCESS
+    assert source.route.way is Way.IN_PROCESS
 
 
-def test_an_interval_that_spark_leaves_out_is_our_own() -> None:
+def test_an_interval_that_spark_skips_comes_from_the_own_fold() -> None:
     source = WindowSource(0.0, wanted=True)
     number = warm(source)
     end_s = (number + 2) * LENGTH
@@ -91,7 +91,7 @@ Event = tuple[str, int, float]
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[float, list[int], list[int], bool | None]]:
-    """Turns, each a little later: which windows of both ways come, and whether the job lives."""
+    """Rounds, each a little later: the windows of both sources, and whether the job is alive."""
     now_s, own, spark = 0.0, 0, 0
     turns = []
     for _ in range(draw(st.integers(1, 60))):
@@ -120,8 +120,8 @@ def test_each_interval_is_used_once_in_order_and_no_stall_lasts(
         used += numbers(source.step(map(window, own), map(window, spark), now_s, alive=alive))
         offered += own
         assert used == sorted(set(used))
-        # What we have folded ourselves is used when it comes, or within the limit of its end.
+        # Own windows are used immediately, or within the limit after their end.
         due = [number for number in offered if now_s - (number + 1) * LENGTH > LATE_S_MAX]
         assert {*due} <= {*used} | {number for number in due if used and number < min(used)}
-        if alive is False or source.standing.way is Way.IN_PROCESS:
+        if alive is False or source.route.way is Way.IN_PROCESS:
             assert {*offered} <= {*used} | {number for number in offered if used and number < min(used)}

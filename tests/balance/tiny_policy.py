@@ -1,4 +1,4 @@
-"""A policy that does as it is told: for tests of whoever asks policies."""
+"""A policy with given decisions, for tests of code that calls policies."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.plan.placement import Mode
 
 
 class Wish:
-    """What the policy wants with the next situation."""
+    """The next decision of the policy."""
 
     def __init__(self) -> None:
         self.moves: Mapping[bytes, tuple[Mode, tuple[str, ...]]] = {}
@@ -30,7 +30,7 @@ wish = Wish()
 
 
 def decide(situation: Situation, settings: BalanceSettings) -> Decision:
-    """What was wished for, as far as the situation has such channels and servers."""
+    """The given decision, limited to channels and servers of the situation."""
     wish.seen.append(situation)
     if wish.fails:
         raise RuntimeError("no idea")

@@ -13,7 +13,7 @@ from shoal.channels.agent.monitor import Monitor
 from shoal.channels.telemetry.analyzer import Analyzer
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import Limits
-from shoal.load.record import Record, decode
+from shoal.load.record import TelemetryRecord, decode
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
 from shoal.plan.ring import Ring, ServerAddress
@@ -115,14 +115,14 @@ class Bench:
         self.tell(control.Hello(1, name, pattern, True, version=1, ring_version=1), client=client)
         self.answer()
 
-    def close(self, second: int = 100) -> Record:
+    def close(self, second: int = 100) -> TelemetryRecord:
         """Ends a second and returns what was reported about it."""
         self.commands.clear()
         self.monitor.second_over(second, 1.0)
         self.answer(second + 1.0)
         return self.record()
 
-    def record(self) -> Record:
+    def record(self) -> TelemetryRecord:
         (command,) = [command for command in self.commands if command[0] == b"XADD"]
         return decode(command[-1], KINDS)
 
@@ -135,7 +135,7 @@ def bench() -> Bench:
     return Bench()
 
 
-def rows(record: Record) -> dict[bytes, dict[str, Any]]:
+def rows(record: TelemetryRecord) -> dict[bytes, dict[str, Any]]:
     return record.tables["channel"].rows()
 
 

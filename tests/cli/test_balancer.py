@@ -56,7 +56,7 @@ def test_elsewhere_than_beside_a_local_cluster_the_key_must_be_named(
 def test_a_file_that_is_no_proposal_is_not_applied(capsys: pytest.CaptureFixture[str]) -> None:
     Path("next.plan").write_bytes(b"garbage")
     assert cli.main(["plan", "apply", "next.plan"]) == 1
-    assert "no proposal" in capsys.readouterr().err
+    assert "not a proposal" in capsys.readouterr().err
 
 
 def test_an_empty_audit_log(capsys: pytest.CaptureFixture[str]) -> None:

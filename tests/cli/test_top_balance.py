@@ -8,8 +8,8 @@ import re
 import pytest
 from rich.console import Console, Group
 
+from shoal.balance.balancer_keys import BalancerState, Why
 from shoal.balance.change import Place
-from shoal.balance.records import BalancerState, Why
 from shoal.cli.top_balance import MOVES_SHOWN, PLANS_SHOWN, BalanceReader, BalanceView, render_balance, view_of
 from shoal.errors import CoordinatorError
 from shoal.plan.keys import Mark

@@ -15,7 +15,7 @@ from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
-from shoal.load.window_feed import ALIVE_KEY, alive_command, feed_command, gone_command, read_command
+from shoal.load.window_feed import ALIVE_KEY, alive_command, ended_command, feed_command, read_command
 
 USERS: dict[str, list[str]] = {
     "client": acl_rules("client"),
@@ -112,7 +112,7 @@ class TestWhatARoleCanDo:
             pipeline.execute_command(*feed_command(b"window"))
             pipeline.execute_command(*alive_command("here"))
             assert admin.execute_command(*read_command(b"0-0", 5))[0][1] == [b"data", b"window"]
-            pipeline.execute_command(*gone_command())
+            pipeline.execute_command(*ended_command())
             assert admin.get(ALIVE_KEY) is None
         for user in ("client", "reader", "agent"):
             with as_user(server, user) as other, pytest.raises(redis.exceptions.NoPermissionError):

@@ -1,4 +1,4 @@
-"""Records of servers: read in pages that fit what they hold, however large the messages are."""
+"""Records of servers are read in pages whose size adapts to the messages."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_pages_grow_while_entries_are_small(recording: Recording, reader: Record
     assert pages(reader, 64) == [64]
 
 
-def test_pages_shrink_to_what_an_answer_should_hold(recording: Recording, reader: RecordReader) -> None:
+def test_pages_shrink_to_the_size_of_a_reply(recording: Recording, reader: RecordReader) -> None:
     write(recording, 100, 1_000_000)
     assert pages(reader)[:3] == [64, 4, 4]
     assert sum(pages(reader)) == 100
 
 
-def test_an_answer_that_is_too_large_is_asked_for_in_parts(
+def test_a_reply_that_is_too_large_is_read_in_parts(
     recording: Recording, reader: RecordReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bounds, "FRAME_BYTES_MAX", 300_000)

@@ -1,4 +1,4 @@
-"""`subscribe(since=...)` asks how far streams have come before it reads, not after."""
+"""`subscribe(since=...)` reads the ends of streams before the records, not after."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ class _Growing:
         return ends
 
 
-def test_what_is_said_to_be_reached_was_read() -> None:
+def test_reached_numbers_were_read() -> None:
     history = _Growing()
     assert _read(cast(ChannelHistory, history))[1] <= history.was_read

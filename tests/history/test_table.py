@@ -49,12 +49,12 @@ def spoken(table: pa.Table) -> list[str]:
 
 
 def name_of(text: str) -> bytes:
-    """The name that a text in the column `channel` stands for."""
+    """The name of a text in the column `channel`."""
     return re.sub(rb"\\x([0-9a-f]{2})", lambda found: bytes.fromhex(found[1].decode()), text.encode())
 
 
 @given(st.binary() | st.text().map(str.encode) | st.from_regex(rb"(\xff|\\|x|5c|ff|q)*", fullmatch=True))
-def test_the_text_of_a_channel_is_that_of_no_other(channel: bytes) -> None:
+def test_the_text_of_a_channel_is_unique(channel: bytes) -> None:
     assert name_of(channel_text(channel)) == channel
 
 
@@ -68,7 +68,7 @@ def test_the_text_of_a_channel_is_that_of_no_other(channel: bytes) -> None:
         (b"odd\xff\\", r"odd\xff\x5c"),
     ],
 )
-def test_names_that_are_utf8_stand_as_they_are(channel: bytes, text: str) -> None:
+def test_utf8_names_are_unchanged(channel: bytes, text: str) -> None:
     assert channel_text(channel) == text
 
 
@@ -88,7 +88,7 @@ def test_a_plain_message_has_the_time_of_its_entry() -> None:
     assert dedupe(pa.concat_tables([table, table])).num_rows == 2
 
 
-def test_what_says_how_far_streams_came_is_no_row() -> None:
+def test_stream_positions_give_no_row() -> None:
     batch = decode_entries("orders", "s1", [("1-0", list(streams_fields(1, [(STREAM, 4)])))], 0)
     assert batch.num_rows == 0
 
@@ -100,7 +100,7 @@ def test_a_corrupt_entry_is_a_gap() -> None:
     assert "cannot be read" in gaps[0].reason if isinstance(gaps[0], Gap) else False
 
 
-def test_numbers_that_no_column_takes_are_a_gap_and_everything_else_is_read() -> None:
+def test_numbers_out_of_range_are_a_gap_and_everything_else_is_read() -> None:
     said: list[bytes | RecordedGap] = [
         blob(1),
         blob(2**63 + 5, 7),
@@ -116,7 +116,7 @@ def test_numbers_that_no_column_takes_are_a_gap_and_everything_else_is_read() ->
     assert spoken(merge_rows(record(blob(2**63 - 1, 7), blob(1), blob(1, stream=STREAM + 1)))).count("m1") == 2
 
 
-def test_numbers_and_times_of_entries_that_are_none_are_gaps() -> None:
+def test_invalid_numbers_and_times_of_entries_are_gaps() -> None:
     entries = [("1-0", [b"n", b"%d" % number, b"m", blob(1)]) for number in (1, 2**63, -1, 10**30, 5)]
     batch = decode_entries("orders", "s1", entries, 0)
     assert batch["is_gap"].to_pylist() == [False, True, True, True, False]
@@ -125,7 +125,7 @@ def test_numbers_and_times_of_entries_that_are_none_are_gaps() -> None:
         assert row["recorded_at"].year == 9999
 
 
-def test_attributes_that_are_no_numbers_are_left_out_and_the_message_stays() -> None:
+def test_attributes_that_are_not_finite_are_left_out_and_the_message_stays() -> None:
     body = msgspec.msgpack.encode({"a": math.nan, "b": -math.inf, "c": 3})
     strange = HEADER.pack(MAGIC, ATTRIBUTES, 1, STREAM, 1, 7) + len(body).to_bytes(2, "little") + body + b"m1"
     for table in (record(strange), record(strange, foreign_blob(b"x"))):
@@ -196,36 +196,36 @@ def test_a_message_of_two_records_is_one_message() -> None:
     assert spoken(merge_rows(rows)) == ["m1", "m2", "m3"]
 
 
-def test_a_hole_is_a_gap_where_the_next_message_stands() -> None:
+def test_a_hole_is_a_gap_at_the_time_of_the_next_message() -> None:
     assert spoken(merge_rows(record(blob(1), blob(4), blob(5)))) == ["m1", f"{BOB}:2-3", "m4", "m5"]
 
 
-def test_what_one_recorder_missed_another_may_have() -> None:
+def test_a_message_missed_by_one_recorder_comes_from_another() -> None:
     missed = RecordedGap(STREAM, 2, 3, "away")
     rows = pa.concat_tables([record(blob(1), missed, blob(4)), record(blob(2), blob(3), server="s2")])
     assert spoken(merge_rows(rows)) == ["m1", "m2", "m3", "m4"]
 
 
-def test_an_open_gap_is_none_if_the_stream_went_on_or_ended() -> None:
+def test_an_open_gap_disappears_if_the_stream_continued_or_ended() -> None:
     missed = RecordedGap(STREAM, 2, 0, "silent")
     assert spoken(merge_rows(record(blob(1), missed))) == ["m1", f"{BOB}:2-None"]
     assert spoken(merge_rows(pa.concat_tables([record(blob(1), missed), record(blob(2), server="s2")]))) == ["m1", "m2"]
     assert spoken(merge_rows(record(blob(1), missed, envelope.beacon(1, STREAM, 1, 1, 9, final=True)))) == ["m1"]
 
 
-def test_the_end_of_a_stream_says_what_its_last_messages_were() -> None:
+def test_the_end_of_a_stream_shows_missing_last_messages() -> None:
     ended = envelope.beacon(1, STREAM, 3, 3, 9, final=True)
     assert spoken(merge_rows(record(blob(1), ended))) == ["m1", f"{BOB}:2-3"]
 
 
-def test_what_a_recorder_missed_before_the_first_message_is_a_gap() -> None:
+def test_messages_missed_before_the_first_one_are_a_gap() -> None:
     missed = [RecordedGap(STREAM, 1, 2, "away"), RecordedGap(STREAM, 3, 3, "away")]
     assert spoken(merge_rows(record(*missed, blob(4)))) == [f"{BOB}:1-3", "m4"]
     rows = pa.concat_tables([record(*missed, blob(4)), record(blob(1), blob(2), blob(3), server="s2")])
     assert spoken(merge_rows(rows)) == ["m1", "m2", "m3", "m4"]
 
 
-def test_all_that_recorders_missed_behind_the_last_message_is_told() -> None:
+def test_all_messages_missed_after_the_last_one_are_reported() -> None:
     missed = [RecordedGap(STREAM, 5, 7, "forgotten"), RecordedGap(STREAM, 8, 12, "silent")]
     heard = [blob(n) for n in range(1, 5)]
     both = [f"{BOB}:5-7", f"{BOB}:8-12"]
@@ -239,13 +239,13 @@ def test_all_that_recorders_missed_behind_the_last_message_is_told() -> None:
     assert spoken(merge_rows(record(*heard, *missed, ended)))[4:] == [f"{BOB}:5-9", f"{BOB}:10-12"]
 
 
-def test_a_gap_around_a_known_message_is_reported_before_and_after_it() -> None:
+def test_a_gap_around_known_messages_is_reported_before_and_after_them() -> None:
     missed = RecordedGap(STREAM, 1, 9, "away")
     rows = pa.concat_tables([record(missed), record(blob(4), blob(5), server="s2")])
     assert sorted(spoken(merge_rows(rows))) == sorted([f"{BOB}:1-3", "m4", "m5", f"{BOB}:6-9"])
 
 
-def test_an_absence_of_a_recorder_is_told() -> None:
+def test_an_absence_of_a_recorder_is_reported() -> None:
     (_, gap) = to_items(merge_rows(record(blob(1), RecordedGap(0, 0, 0, "away", 1))))
     assert isinstance(gap, Gap)
     assert (gap.publisher, gap.last, gap.reason) == (None, None, "away")
@@ -255,7 +255,7 @@ def test_a_clock_that_goes_back_does_not_change_the_order_of_a_publisher() -> No
     assert spoken(merge_rows(record(blob(1, 50_000), blob(2, 20_000), blob(3, 60_000)))) == ["m1", "m2", "m3"]
 
 
-def test_filters_look_at_attributes_and_leave_gaps() -> None:
+def test_filters_use_attributes_and_keep_gaps() -> None:
     rows = merge_rows(record(blob(1, 0, {"volume": 1}), blob(3, 0, {"volume": 9}), blob(4)))
     assert spoken(matching(rows, parse("volume > 5"))) == [f"{BOB}:2-2", "m3"]
 

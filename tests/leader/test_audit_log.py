@@ -1,4 +1,4 @@
-"""The audit log: decisions and what became of them, found again, and never more than there is room for."""
+"""The audit log: decisions and outcomes are found again, and the size is limited."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
-from tests.balance.balancing import Scene, single, wish
+from tests.balance.balancer_scene import Scene, single, wish
 from tests.balance.tiny_policy import Wish
 
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.effects import RecordDecision
-from shoal.balance.recording import DecisionRecord, Outcome
 from shoal.errors import PlanError
 from shoal.leader.audit_log import AuditLimits, AuditLog
 
@@ -21,7 +21,7 @@ __all__ = ["wish"]
 
 @pytest.fixture
 def records(wish: Wish) -> list[DecisionRecord]:
-    """Ten decisions, each with another digest."""
+    """Ten decisions with different digests."""
     scene = Scene("s1", "s2")
     for number in range(10):
         wish.moves = {b"hot": single(f"s{1 + number % 2}")}
@@ -31,7 +31,7 @@ def records(wish: Wish) -> list[DecisionRecord]:
     return [effect.record for effect in scene.took(RecordDecision)]
 
 
-def test_a_decision_is_found_by_the_beginning_of_its_digest(tmp_path: Path, records: list[DecisionRecord]) -> None:
+def test_a_decision_is_found_by_the_start_of_its_digest(tmp_path: Path, records: list[DecisionRecord]) -> None:
     log = AuditLog(tmp_path / "audit")
     for record in records[:3]:
         log.write_decision(record, quiet=False)
@@ -43,24 +43,24 @@ def test_a_decision_is_found_by_the_beginning_of_its_digest(tmp_path: Path, reco
 
 
 @pytest.mark.parametrize("digest", ["", "zzz"])
-def test_what_is_not_there_is_not_found(digest: str, tmp_path: Path, records: list[DecisionRecord]) -> None:
+def test_an_unknown_digest_is_not_found(digest: str, tmp_path: Path, records: list[DecisionRecord]) -> None:
     log = AuditLog(tmp_path)
     log.write_decision(records[0], quiet=False)
     with pytest.raises(PlanError, match="no decision"):
         log.find(digest)
 
 
-def test_a_beginning_that_several_have_is_refused(tmp_path: Path, records: list[DecisionRecord]) -> None:
+def test_an_ambiguous_digest_is_refused(tmp_path: Path, records: list[DecisionRecord]) -> None:
     log = AuditLog(tmp_path)
     first = records[0]
     log.write_decision(first, quiet=False)
     path = log.write_decision(records[1], quiet=False)
     path.rename(path.with_name(f"000000000000001-{first.digest[:4]}{'0' * 12}.decision"))
-    with pytest.raises(PlanError, match="2 decisions begin with"):
+    with pytest.raises(PlanError, match="2 decisions start with"):
         log.find(first.digest[:4])
 
 
-def test_the_oldest_decisions_go_and_quiet_ones_drive_out_no_others(
+def test_the_oldest_decisions_are_removed_and_quiet_ones_displace_no_others(
     tmp_path: Path, records: list[DecisionRecord]
 ) -> None:
     log = AuditLog(tmp_path, AuditLimits(decisions_max=2, quiet_max=3))
@@ -84,7 +84,7 @@ def test_bytes_are_bounded_too_but_the_newest_stays(tmp_path: Path, records: lis
     assert [file.digest for file in log.files("decision")] == [records[1].digest[:16]]
 
 
-def test_outcomes_in_their_order_whatever_else_lies_there(tmp_path: Path, records: list[DecisionRecord]) -> None:
+def test_outcomes_are_in_order_and_other_files_are_ignored(tmp_path: Path, records: list[DecisionRecord]) -> None:
     log = AuditLog(tmp_path)
     digest = records[0].digest
     applied, ended = Outcome(5.0, digest, "applied", {"moves": 1}), Outcome(6.5, digest, "ended")
@@ -101,11 +101,11 @@ def test_only_the_owner_may_read(tmp_path: Path, records: list[DecisionRecord]) 
     assert stat.S_IMODE(os.stat(path.parent).st_mode) == 0o700
 
 
-def test_a_file_that_is_no_record(tmp_path: Path, records: list[DecisionRecord]) -> None:
+def test_a_file_without_a_record(tmp_path: Path, records: list[DecisionRecord]) -> None:
     with pytest.raises(PlanError, match="cannot be read"):
         AuditLog.read(tmp_path / "absent")
     (tmp_path / "garbage").write_bytes(b"garbage")
-    with pytest.raises(PlanError, match="no record"):
+    with pytest.raises(PlanError, match="not a decision record"):
         AuditLog.read(tmp_path / "garbage")
     path = AuditLog(tmp_path).write_decision(replace(records[0], version=7), quiet=False)
     with pytest.raises(PlanError, match="version 7"):

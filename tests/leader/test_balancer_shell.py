@@ -1,5 +1,4 @@
-"""The balancer at work on a real coordinator and real telemetry streams: what the core wants is done, by whoever leads,
-and by nobody else."""
+"""The balancer's shell on a real coordinator and real telemetry streams: only the leader carries out effects."""
 
 from __future__ import annotations
 
@@ -11,28 +10,28 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.balance.balancing import OPTIONS, single, wish
+from tests.balance.balancer_scene import OPTIONS, single, wish
 from tests.balance.tiny_policy import Wish
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 from tests.support.agent_site import until
 from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
-from shoal.balance import pooling, records
+from shoal.balance import balancer_keys, pool_keeper
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.balance.proposal import decode_proposal
-from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
-from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode, xadd
+from shoal.load.record import DATA_FIELD, ID_FIELD, TelemetryRecord, encode, xadd
 from shoal.plan.keys import KEEPER_LEASE, Mark, move_key, pool_key
 from shoal.plan.move_request import MoveRequest, decode_request, encode_request
 from shoal.plan.placement import Mode
@@ -47,13 +46,13 @@ SETTINGS = BalanceSettings(window_s=1, lateness_s=0.2)
 HOT = {b"hot": {"publications": 10, "bytes_out": 900, "messages_sent": 90, "subscribers": 9, "publishers": 1}}
 
 
-def write(server: redis.Redis, said: Record) -> None:
-    """As an agent writes what a second was like."""
+def write(server: redis.Redis, said: TelemetryRecord) -> None:
+    """Writes a telemetry record as an agent does."""
     server.execute_command(*xadd(said, 100))  # type: ignore[no-untyped-call]
 
 
 class FakeProvider:
-    """Adds what it is asked for, or refuses."""
+    """Adds the requested servers, or refuses."""
 
     def __init__(self) -> None:
         self.asked: list[int] = []
@@ -76,7 +75,7 @@ class FakeProvider:
         self.servers = tuple(other for other in self.servers if other != host)
 
 
-class BalancingScene:
+class ShellScene:
     """A coordinator, a data server with two telemetry streams in one, and balancers by name."""
 
     def __init__(self, coordinator: RedisCoordinator, data: RedisServer, audit: Path) -> None:
@@ -85,19 +84,19 @@ class BalancingScene:
         self.provider = FakeProvider()
         self.signer = Signer(Signer.generate())
         self.ring = Ring(1, tuple(ServerAddress(id, data.host, data.port) for id in ("s1", "s2")))
-        self.leading: dict[str, Leading] = {}
+        self.leading: dict[str, Leadership] = {}
         self.tasks: list[asyncio.Task[None]] = []
         self._redis = redis.Redis(port=data.port)
 
     async def lead(self, name: str = "a") -> None:
         lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
         assert lease is not None
-        self.leading[name] = Leading(lease, self.ring, lease)
+        self.leading[name] = Leadership(lease, self.ring, lease)
 
     def start(self, name: str = "a", options: BalancerOptions = OPTIONS) -> None:
         changed = asyncio.Event()
-        balancing = Balancing(
-            BalancingStore(self.coordinator, self.signer.public, changed),
+        balancing = BalancerShell(
+            BalancerStore(self.coordinator, self.signer.public, changed),
             TelemetryReader(None, None, Limits(), changed, PRODUCTION),
             self.provider,
             self.audit,
@@ -115,7 +114,7 @@ class BalancingScene:
         self._redis.xadd(TELEMETRY_KEY, {ID_FIELD: id, DATA_FIELD: data})
 
     async def report(self) -> None:
-        """Agents write what the last second was like, as each second ends."""
+        """Agents write a record at the end of each second."""
         while True:
             await asyncio.sleep(1.0 - time.time() % 1.0 + 0.01)
             second = int(time.time()) - 1
@@ -126,11 +125,11 @@ class BalancingScene:
         stored = await self.coordinator.get(move_key(channel))
         return decode_request(stored.value) if stored else None
 
-    async def ask(self, ask: Ask) -> Answer:
-        await self.coordinator.put(records.ask_key("me"), records.encode(ask))
-        stored = await until(lambda: self.coordinator.get(records.answer_key("me")))
-        await self.coordinator.delete(records.answer_key("me"))
-        return records.decode(stored.value, Answer)
+    async def ask(self, ask: Ask) -> AskOutcome:
+        await self.coordinator.put(balancer_keys.ask_key("me"), balancer_keys.encode(ask))
+        stored = await until(lambda: self.coordinator.get(balancer_keys.answer_key("me")))
+        await self.coordinator.delete(balancer_keys.answer_key("me"))
+        return balancer_keys.decode(stored.value, AskOutcome)
 
     async def mark(self, server: str) -> bytes | None:
         stored = await self.coordinator.get(pool_key(server))
@@ -138,10 +137,10 @@ class BalancingScene:
 
 
 @pytest.fixture
-async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
+async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[ShellScene]:
     with RedisServer(aof=True) as store, RedisServer() as data:
         async with await connect_coordinator(f"{store.host}:{store.port}") as coordinator:
-            made = BalancingScene(coordinator, data, tmp_path / "audit")
+            made = ShellScene(coordinator, data, tmp_path / "audit")
             made.tasks.append(asyncio.create_task(made.report()))
             yield made
             for task in made.tasks:
@@ -149,30 +148,30 @@ async def scene(wish: Wish, tmp_path: Path) -> AsyncIterator[BalancingScene]:
             await asyncio.gather(*made.tasks, return_exceptions=True)
 
 
-async def test_what_the_policy_wants_is_written_with_its_reason(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_decision_is_written_with_its_reason(wish: Wish, scene: ShellScene) -> None:
     wish.moves = {b"hot": single("s2")}
     await scene.lead()
     scene.start()
     request = await until(scene.request)
     assert (request.servers, request.mode) == (("s2",), Mode.SINGLE)
-    why = await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
-    kept = records.decode(why.value, Why)
+    why = await until(lambda: scene.coordinator.get(balancer_keys.why_key(b"hot")))
+    kept = balancer_keys.decode(why.value, Why)
     assert (kept.reason, kept.figures) == ("overload", {"bytes_out": 900.0})
     assert request.id.startswith(kept.digest[:16])
-    state = await until(lambda: scene.coordinator.get(records.STATE_KEY))
-    assert records.decode(state.value, BalancerState).digest == kept.digest
+    state = await until(lambda: scene.coordinator.get(balancer_keys.STATE_KEY))
+    assert balancer_keys.decode(state.value, BalancerState).digest == kept.digest
     assert scene.audit.find(kept.digest).digest == kept.digest
     assert [outcome.state for outcome in scene.audit.outcomes()] == ["applied"]
 
 
 async def two_decisions(wish: Wish) -> None:
-    """Waits until everything that has been read is folded."""
+    """Waits until everything that was read is folded."""
     seen = len(wish.seen)
     await until(lambda: len(wish.seen) > seen + 1)
 
 
 async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
-    wish: Wish, scene: BalancingScene, caplog: pytest.LogCaptureFixture
+    wish: Wish, scene: ShellScene, caplog: pytest.LogCaptureFixture
 ) -> None:
     await scene.lead()
     scene.start()
@@ -182,16 +181,16 @@ async def test_telemetry_of_another_version_is_skipped_and_logged_once_a_minute(
         newer[2] = 9
         scene.write(b"s1/b/%d/%d" % (time.time(), sequence), bytes(newer))
         await two_decisions(wish)
-    assert caplog.text.count("telemetry cannot be read") == 1
-    said = next(entry.__dict__ for entry in caplog.records if "telemetry cannot be read" in entry.getMessage())
+    assert caplog.text.count("unreadable telemetry dropped") == 1
+    said = next(entry.__dict__ for entry in caplog.records if "unreadable telemetry dropped" in entry.getMessage())
     assert "version 9; this process knows version 2: upgrade this process" in str(said)
     assert {*wish.seen[-1].hosts.ids} == {"s1", "s2"}
 
 
-async def test_who_does_not_lead_writes_nothing(wish: Wish, scene: BalancingScene) -> None:
+async def test_only_the_leader_writes(wish: Wish, scene: ShellScene) -> None:
     wish.moves, wish.drain = {b"hot": single("s2")}, ("s2",)
     await scene.lead("a")
-    await scene.lead("b")  # and "a" has not heard of it
+    await scene.lead("b")  # "a" does not know yet
     scene.start("a")
     await until(lambda: wish.seen)
     seen = len(wish.seen)
@@ -202,7 +201,7 @@ async def test_who_does_not_lead_writes_nothing(wish: Wish, scene: BalancingScen
     await until(scene.request)
 
 
-async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene) -> None:
+async def test_propose_then_apply_then_refused(wish: Wish, scene: ShellScene) -> None:
     from msgspec.structs import replace
 
     await scene.lead()
@@ -218,17 +217,17 @@ async def test_propose_then_apply_then_refused(wish: Wish, scene: BalancingScene
     assert "still under way" in refused.error
 
 
-async def test_a_move_that_somebody_asked_for_by_hand_stands(wish: Wish, scene: BalancingScene) -> None:
+async def test_a_manual_move_request_is_kept(wish: Wish, scene: ShellScene) -> None:
     by_hand = MoveRequest(b"hot", ("s1",), Mode.SINGLE, False, "by hand")
     await scene.coordinator.put(move_key(b"hot"), encode_request(by_hand))
     wish.moves = {b"hot": single("s2")}
     await scene.lead()
     scene.start()
-    await until(lambda: scene.coordinator.get(records.why_key(b"hot")))
+    await until(lambda: scene.coordinator.get(balancer_keys.why_key(b"hot")))
     assert await scene.request() == by_hand
 
 
-async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: BalancingScene) -> None:
+async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: ShellScene) -> None:
     wish.add = 2
     await scene.lead()
     scene.start()
@@ -236,13 +235,13 @@ async def test_servers_are_asked_for_and_marked_as_guests(wish: Wish, scene: Bal
     assert await until(lambda: scene.mark("n0")) == await until(lambda: scene.mark("n1")) == b"guest"
 
     async def noted() -> bool:
-        stored = await scene.coordinator.get(records.STATE_KEY)
-        return stored is not None and {"n0", "n1"} <= records.decode(stored.value, BalancerState).adding.keys()
+        stored = await scene.coordinator.get(balancer_keys.STATE_KEY)
+        return stored is not None and {"n0", "n1"} <= balancer_keys.decode(stored.value, BalancerState).adding.keys()
 
     await until(noted)
 
 
-async def test_a_refusal_is_survived(wish: Wish, scene: BalancingScene) -> None:
+async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: ShellScene) -> None:
     scene.provider.refuses = True
     wish.add = 1
     await scene.lead()
@@ -254,9 +253,9 @@ async def test_a_refusal_is_survived(wish: Wish, scene: BalancingScene) -> None:
 
 
 async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
-    wish: Wish, scene: BalancingScene, monkeypatch: pytest.MonkeyPatch
+    wish: Wish, scene: ShellScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pooling, "FORGET_S", 0.1)
+    monkeypatch.setattr(pool_keeper, "FORGET_S", 0.1)
     scene.provider.servers = ("s1", "s2", "s3")
     await scene.coordinator.put(pool_key("s3"), Mark.OUT.value.encode())
     await scene.lead()
@@ -269,8 +268,13 @@ async def test_a_server_that_is_out_is_removed_and_its_mark_with_it(
     await until(gone)
 
 
-async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: BalancingScene) -> None:
-    for key in (records.STATE_KEY, records.why_key(b"x"), records.ask_key("x"), records.proposal_key("x")):
+async def test_garbage_in_the_coordinator_is_ignored(wish: Wish, scene: ShellScene) -> None:
+    for key in (
+        balancer_keys.STATE_KEY,
+        balancer_keys.why_key(b"x"),
+        balancer_keys.ask_key("x"),
+        balancer_keys.proposal_key("x"),
+    ):
         await scene.coordinator.put(key, b"garbage")
     await scene.coordinator.put("moves/QQ", b"garbage")
     await scene.coordinator.put("plan/entries/QQ", b"garbage")
@@ -280,13 +284,13 @@ async def test_garbage_in_the_coordinator_stops_nobody(wish: Wish, scene: Balanc
     await until(scene.request)
 
 
-async def test_a_server_that_is_away_is_read_when_it_is_back(wish: Wish) -> None:
+async def test_telemetry_is_read_again_after_a_server_returns(wish: Wish) -> None:
     changed = asyncio.Event()
     with RedisServer() as server:
         address = ServerAddress("s1", server.host, server.port)
         writer = redis.Redis(port=server.port)
         reader = TelemetryReader(None, None, Limits(), changed, PRODUCTION)
-        write(writer, record("s1", 1))  # from before anybody asked
+        write(writer, record("s1", 1))  # written before the first read
         reader.follow([address])
         with contextlib.closing(writer):
 

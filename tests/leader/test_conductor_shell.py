@@ -1,4 +1,4 @@
-"""The mover at work on a real coordinator, with agents that only report: moves end, whoever else comes in between."""
+"""The conductor's shell on a real coordinator, with agents that only report: moves end despite other writers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 from shoal.coordination.layout import redis_key
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import entry_key, move_key, report_key
-from shoal.plan.move_request import Report, encode_report
+from shoal.plan.move_request import MoveReport, encode_report
 from shoal.plan.placement import Mode, Placement
 
 
@@ -31,7 +31,7 @@ async def test_many_moves_are_carried_through(scene: MoverScene) -> None:
     await until(lambda: scene.ended(*channels))
 
 
-async def test_nothing_is_written_by_who_does_not_lead(scene: MoverScene) -> None:
+async def test_only_the_leader_writes(scene: MoverScene) -> None:
     scene.start_mover()
     scene.start_agents()
     await scene.ask(CHANNEL)
@@ -41,12 +41,12 @@ async def test_nothing_is_written_by_who_does_not_lead(scene: MoverScene) -> Non
     await until(lambda: scene.ended(CHANNEL))
 
 
-async def test_another_mover_goes_on_and_the_first_cannot_write_any_more(scene: MoverScene) -> None:
+async def test_the_next_conductor_continues_and_the_first_cannot_write(scene: MoverScene) -> None:
     await scene.lead("a")
     scene.start_mover("a")
     await scene.ask(CHANNEL)
     await until(scene.entry)
-    await scene.lead("b")  # and "a" has not heard of it
+    await scene.lead("b")  # "a" does not know yet
     scene.start_agents()
     await scene.some_turns()
     entry = await scene.entry()
@@ -56,7 +56,7 @@ async def test_another_mover_goes_on_and_the_first_cannot_write_any_more(scene: 
     await until(lambda: scene.ended(CHANNEL))
 
 
-async def test_an_entry_that_somebody_else_wrote_is_gone_on_from(scene: MoverScene) -> None:
+async def test_a_move_continues_from_an_entry_of_another_writer(scene: MoverScene) -> None:
     await scene.lead()
     scene.start_mover()
     await scene.ask(CHANNEL)
@@ -70,10 +70,10 @@ async def test_an_entry_that_somebody_else_wrote_is_gone_on_from(scene: MoverSce
     assert entry.newness == other.newness + 5
 
 
-async def test_garbage_stops_nobody(scene: MoverScene) -> None:
+async def test_garbage_is_ignored(scene: MoverScene) -> None:
     await scene.lead()
     await scene.coordinator.put(report_key("s1"), b"garbage")
-    await scene.coordinator.put(report_key("s9"), encode_report(Report("s1", 1, {})))
+    await scene.coordinator.put(report_key("s9"), encode_report(MoveReport("s1", 1, {})))
     await scene.coordinator.put(move_key(b"other"), b"garbage")
     await scene.coordinator.put(entry_key(b"other"), b"garbage")
     scene.start_mover()
@@ -82,7 +82,7 @@ async def test_garbage_stops_nobody(scene: MoverScene) -> None:
     await until(lambda: scene.ended(CHANNEL))
 
 
-async def test_an_entry_that_cannot_be_written_stops_no_other(scene: MoverScene) -> None:
+async def test_an_entry_that_cannot_be_written_does_not_delay_others(scene: MoverScene) -> None:
     await scene.lead()
     with redis.Redis(port=int(scene.url.rpartition(":")[2])) as by_hand:
         by_hand.set(redis_key(entry_key(b"other")), b"garbage")

@@ -1,4 +1,4 @@
-"""A balancer goes by the forecast of a file as it is now, and without one where there is none."""
+"""A balancer uses the current forecast of a file, and works without one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def write(path: Path, loads: list[float]) -> None:
     pq.write_table(pa.table(rows, schema=FORECAST_SCHEMA), path)
 
 
-def test_a_file_is_read_when_it_is_new_and_what_cannot_be_read_is_no_forecast(tmp_path: Path) -> None:
+def test_a_changed_file_is_read_and_an_unreadable_one_gives_no_forecast(tmp_path: Path) -> None:
     path = tmp_path / "forecast.parquet"
     file = ForecastFile(str(path), clock=lambda: 0.5)
     assert file.look() is None
@@ -42,7 +42,7 @@ def test_no_file_is_no_forecast() -> None:
     assert ForecastFile("", clock=lambda: 0.5).look() is None
 
 
-def test_a_forecast_of_another_day_is_said_once_and_used_again_when_its_time_comes(
+def test_a_forecast_for_another_day_is_logged_once_and_used_when_it_applies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, now = tmp_path / "forecast.parquet", [1.0]
@@ -61,18 +61,18 @@ def test_a_forecast_of_another_day_is_said_once_and_used_again_when_its_time_com
 
 
 @pytest.mark.parametrize("loads", [[], [float("nan")]])
-def test_a_file_without_a_forecast_in_it_is_said(
+def test_a_file_without_a_forecast_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, loads: list[float]
 ) -> None:
     path = tmp_path / "forecast.parquet"
     write(path, loads)
     file = ForecastFile(str(path), clock=lambda: 0.0)
     assert file.look() is None
-    assert "goes on without a forecast" in caplog.text
+    assert "no forecast in use" in caplog.text
 
 
-def test_a_file_of_something_else_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_file_with_other_content_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "other.parquet"
     pq.write_table(pa.table({"a": [1]}), path)
     assert ForecastFile(str(path), clock=lambda: 0.5).look() is None
-    assert "goes on without a forecast" in caplog.text
+    assert "no forecast in use" in caplog.text

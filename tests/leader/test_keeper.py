@@ -1,4 +1,4 @@
-"""The keeper's core: who enters the ring, who leaves it and when, by time tables and by random histories."""
+"""The keeper's core: which servers join and leave the ring and when, in fixed and in random histories."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MEMBERS = {f"s{number}": ServerAddress(f"s{number}", "127.0.0.1", 7000 + number)
 
 
 class Store:
-    """The coordinator as the keeper sees it: leases that lapse, a ring under a version, contact or none."""
+    """The coordinator for the keeper: leases that expire, a versioned ring, contact or none."""
 
     def __init__(self, expected: str = "s1 s2") -> None:
         self.keeper = Keeper(SIGNER, LIMITS, expected.split(), FIRST_RING_WAIT_S)
@@ -44,8 +44,7 @@ class Store:
         return self.keeper.observe(self.snapshot(), self.now)
 
     def step(self, alive: str = "", seconds: float = LOOK_S) -> list[str] | None:
-        """Lets time pass with these servers renewing, looks, writes what is asked; returns the new ring's
-        servers."""
+        """Lets time pass while these servers renew, and writes the keeper's ring; returns its servers."""
         self.now += seconds
         for server in alive.split():
             self.expiry[server] = self.now + LEASE_S
@@ -58,7 +57,7 @@ class Store:
         return list(put.ring.ids)
 
     def run(self, alive: str, seconds: float) -> list[tuple[float, list[str]]]:
-        """Many steps; what was written, and how long after the beginning."""
+        """Many steps; returns the written rings, each with its time after the start."""
         began, written = self.now, []
         while self.now < began + seconds:
             if (ids := self.step(alive)) is not None:
@@ -103,7 +102,7 @@ def test_a_server_joins_when_it_holds_its_lease() -> None:
     assert store.keeper.ring.version == 2
 
 
-def test_a_server_that_the_pool_names_joins_as_a_guest_and_may_become_a_home() -> None:
+def test_a_server_marked_in_the_pool_joins_as_a_guest_and_may_become_a_home() -> None:
     store = Store("s1")
     store.step("s1")
     store.guests = frozenset({"s2"})
@@ -124,7 +123,7 @@ def test_without_a_home_all_members_are_homes() -> None:
     assert store.keeper.ring.homes == ("s1", "s2")
 
 
-def test_a_server_that_is_about_to_leave_becomes_a_home_only_if_there_is_nobody_else() -> None:
+def test_a_server_that_must_leave_becomes_a_home_only_if_there_is_no_other() -> None:
     store = Store("s1 s2 s3")
     store.guests = frozenset({"s2", "s3"})
     store.run("s1 s2 s3", FULL_S)
@@ -145,7 +144,7 @@ def test_a_server_with_a_new_address_is_updated() -> None:
     assert store.keeper.ring == Ring(2, (store.members["s1"],), (Members(("s1",)),), lease_ms=store.keeper.lease_ms)
 
 
-def test_a_lapsed_lease_costs_the_margin_and_no_more() -> None:
+def test_an_expired_lease_waits_for_the_margin_only() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", 3 * FULL_S)
     (after_s, ids), *more = store.run("s1", 3 * FULL_S)
@@ -154,7 +153,7 @@ def test_a_lapsed_lease_costs_the_margin_and_no_more() -> None:
     assert LEASE_S + MARGIN_S <= after_s <= LEASE_S + MARGIN_S + 2 * LOOK_S
 
 
-def test_a_lease_that_went_before_its_time_costs_a_full_lease() -> None:
+def test_a_lease_that_disappeared_early_waits_for_a_full_lease() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", 3 * FULL_S)
     del store.expiry["s2"]
@@ -196,7 +195,7 @@ def test_the_last_server_is_never_dropped() -> None:
     assert store.step("s3") == ["s1", "s2", "s3"], "they may be alive, and only cut off"
 
 
-def test_a_mass_death_is_believed_in_the_end() -> None:
+def test_a_mass_death_is_accepted_after_a_while() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", FULL_S)
     store.step("s3")
@@ -205,17 +204,17 @@ def test_a_mass_death_is_believed_in_the_end() -> None:
     assert written[-1][0] >= MASS_DEATH_LEASES * LEASE_S
 
 
-def test_servers_that_could_not_hear_of_a_new_one_are_counted_by_the_ring_that_they_know() -> None:
+def test_servers_without_the_new_ring_are_counted_by_the_ring_that_they_know() -> None:
     store = Store("s1 s2 s3")
     store.run("s1 s2 s3", FULL_S)
-    store.run("s1", LEASE_S / 4)  # the others are cut off together: two of three, so their agents go on
+    store.run("s1", LEASE_S / 4)  # the others are cut off together: two of three, so their agents continue
     assert store.step("s1 s4") == ["s1", "s2", "s3", "s4"]
-    assert store.run("s1 s4", 3 * FULL_S) == []  # though it is but two of four by now
+    assert store.run("s1 s4", 3 * FULL_S) == []  # although they are only two of four now
     written = store.run("s1 s4", MASS_DEATH_LEASES * FULL_S)
     assert [ids for _, ids in written] == [["s1", "s4"]]
 
 
-def test_servers_that_have_heard_of_a_new_one_are_counted_by_the_ring_with_it() -> None:
+def test_servers_with_the_new_ring_are_counted_by_it() -> None:
     store = Store("s1 s2 s3")
     store.run("s1 s2 s3", FULL_S)
     store.run("s1 s2 s3 s4", FULL_S)
@@ -224,7 +223,7 @@ def test_servers_that_have_heard_of_a_new_one_are_counted_by_the_ring_with_it() 
     assert after_s <= 2 * FULL_S
 
 
-def test_after_an_outage_nobody_is_judged_before_a_full_lease() -> None:
+def test_after_an_outage_no_server_leaves_before_a_full_lease() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", 3 * FULL_S)
     store.keeper.observe(Snapshot(contact=False), store.now)
@@ -234,7 +233,7 @@ def test_after_an_outage_nobody_is_judged_before_a_full_lease() -> None:
     assert after_s >= FULL_S
 
 
-def test_a_long_time_between_two_looks_is_an_outage() -> None:
+def test_a_long_time_between_two_snapshots_is_an_outage() -> None:
     store = Store("s1 s2")
     store.run("s1 s2", 3 * FULL_S)
     store.now += LEASE_S
@@ -249,7 +248,7 @@ def test_without_contact_nothing_is_decided() -> None:
     assert store.keeper.next_check_s is None
 
 
-def test_a_second_keeper_goes_on_from_the_ring_that_it_finds() -> None:
+def test_a_second_keeper_continues_from_the_stored_ring() -> None:
     first = Store("s1 s2")
     first.step("s1 s2")
     second = Store("s1 s2 s3")
@@ -277,11 +276,11 @@ def test_a_ring_that_the_coordinator_lost_is_written_again_even_when_all_servers
     assert store.step("") == ["s1", "s2"]
 
 
-def test_a_write_that_lost_the_race_is_decided_anew() -> None:
+def test_after_a_conflict_the_ring_is_decided_again() -> None:
     store = Store("s1")
     store.step("s1")
     store.expiry["s2"] = store.now + LEASE_S
-    assert store.look() is not None  # lost: somebody else writes first
+    assert store.look() is not None  # the write fails: another writer was first
     other = Ring(2, (MEMBERS["s1"], MEMBERS["s3"]), lease_ms=store.keeper.lease_ms)
     store.ring, store.version = SIGNER.ring(other), store.version + 1
     store.expiry["s3"] = store.now + LEASE_S
@@ -298,7 +297,7 @@ def test_a_forged_ring_is_refused() -> None:
         store.step("s1")
 
 
-def test_it_says_when_to_look_again() -> None:
+def test_next_check_s() -> None:
     store = Store("s1 s2")
     store.step("s1")
     assert store.keeper.next_check_s == pytest.approx(FIRST_RING_WAIT_S)
@@ -352,18 +351,18 @@ def test_in_any_history_no_trusted_server_leaves_and_versions_only_grow(
         newest = ring.version
 
 
-def test_servers_that_are_sent_out_leave_after_the_full_wait_though_they_are_alive() -> None:
+def test_live_servers_marked_out_leave_after_the_full_wait() -> None:
     store = Store("s1 s2 s3")
     store.step("s1 s2 s3")
     store.outside = frozenset({"s2", "s3"})
     ((after_s, ids),) = store.run("s1 s2 s3", 2 * FULL_S)
-    assert ids == ["s1"]  # and nobody takes it for a mass death
+    assert ids == ["s1"]  # and it does not count as a mass death
     assert after_s == pytest.approx(FULL_S, abs=2 * LOOK_S)
     store.outside = frozenset({"s3"})
     assert store.step("s1 s2 s3") == ["s1", "s2"]
 
 
-def test_a_server_that_is_outside_does_not_enter() -> None:
+def test_a_server_marked_out_does_not_join() -> None:
     store = Store("s1")
     store.outside = frozenset({"s2"})
     store.step("s1 s2")

@@ -1,4 +1,4 @@
-"""A mirror keeps what its watch brought, whenever the answers to other requests arrive."""
+"""A mirror keeps the values of its watch, whenever replies to other requests arrive."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ KEY = "moves/a"
 
 
 class LateCoordinator:
-    """Answers `get` when the test says so."""
+    """Answers `get` when the test allows it."""
 
     def __init__(self) -> None:
         self.answer: asyncio.Future[Versioned | None] = asyncio.get_running_loop().create_future()
 
     async def get(self, key: str) -> Versioned | None:
-        """The answer that the test gives."""
+        """The reply given by the test."""
         return await self.answer
 
 
@@ -26,7 +26,7 @@ def make_mirror(coordinator: LateCoordinator) -> Mirror[str, bytes]:
     return Mirror(cast(Coordinator, coordinator), "moves/", lambda key, now: (key, now.value), asyncio.Event())
 
 
-async def test_a_value_written_after_a_delete_outlives_the_late_answer_to_the_delete() -> None:
+async def test_a_value_written_after_a_delete_survives_the_late_reply_to_the_delete() -> None:
     mirror = make_mirror(LateCoordinator())
     mirror.take(KEY, Versioned(b"first", 57))
     mirror.take(KEY, Versioned(b"second", 58))
@@ -36,7 +36,7 @@ async def test_a_value_written_after_a_delete_outlives_the_late_answer_to_the_de
     assert mirror.values == {}
 
 
-async def test_a_value_that_came_while_a_key_was_asked_for_stays() -> None:
+async def test_a_value_that_arrived_during_a_refresh_stays() -> None:
     coordinator = LateCoordinator()
     mirror = make_mirror(coordinator)
     mirror.take(KEY, Versioned(b"first", 57))
@@ -48,7 +48,7 @@ async def test_a_value_that_came_while_a_key_was_asked_for_stays() -> None:
     assert mirror.values == {KEY: b"second"}
 
 
-async def test_a_key_that_is_gone_is_dropped_by_a_refresh() -> None:
+async def test_a_refresh_drops_a_deleted_key() -> None:
     coordinator = LateCoordinator()
     mirror = make_mirror(coordinator)
     mirror.take(KEY, Versioned(b"first", 57))

@@ -1,4 +1,4 @@
-"""Providers: a fixed pool gives what it has in reserve, nobody gives nothing."""
+"""Providers: a fixed pool adds servers of its reserve; without a provider nothing is added."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.cluster.local_provider import LocalProcesses
 from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError
-from shoal.leader.providers import FixedPool, Nobody
+from shoal.leader.providers import FixedPool, NoProvider
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
@@ -38,23 +38,23 @@ async def test_a_fixed_pool_gives_from_its_reserve() -> None:
     assert await pool.add(SERVER, 9, "oslo") == ("c",)
     with pytest.raises(ClusterError, match="in reserve at site bergen"):
         await pool.add(SERVER, 1, "bergen")
-    await pool.remove("b")  # it is in reserve by its mark
+    await pool.remove("b")  # its mark puts it in reserve
     marks.clear()
     assert pool.state().spare == 0
     with pytest.raises(ClusterError, match="in reserve"):
         await pool.add(SERVER, 1)
 
 
-async def test_nobody_adds_and_nobody_removes() -> None:
-    provider = Nobody(BalancerOptions())
+async def test_no_provider_refuses_to_add_and_remove() -> None:
+    provider = NoProvider(BalancerOptions())
     assert provider.state().is_fixed
-    with pytest.raises(ClusterError, match="nobody can add"):
+    with pytest.raises(ClusterError, match="no provider that adds"):
         await provider.add(SERVER, 1)
-    with pytest.raises(ClusterError, match="nobody can remove s1"):
+    with pytest.raises(ClusterError, match="no provider that removes s1"):
         await provider.remove("s1")
 
 
-async def test_a_supervisor_that_is_not_there(tmp_path: Path) -> None:
+async def test_an_absent_supervisor(tmp_path: Path) -> None:
     provider = LocalProcesses(StateDir(tmp_path), BalancerOptions(servers_max=4))
     assert (provider.state().servers, provider.state().servers_max) == ((), 4)
     with pytest.raises(ClusterError, match="does not answer"):

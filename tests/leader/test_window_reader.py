@@ -1,4 +1,4 @@
-"""Load windows on their way from a job to the balancer, over a real server."""
+"""The feed of load windows from a job to the balancer, on a real server."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def window(start_s: int) -> LoadWindow:
     return LoadWindow(start_s, start_s + 2, window_schema(KINDS).empty_table())
 
 
-async def test_windows_arrive_in_order_and_the_job_is_seen_to_live_and_to_end(address: Address) -> None:
+async def test_windows_arrive_in_order_and_the_end_of_the_job_is_noticed(address: Address) -> None:
     sender = WindowSender(address)
-    await asyncio.to_thread(sender.take, 0, [window(0)])  # before anybody reads: of no use any more
+    await asyncio.to_thread(sender.take, 0, [window(0)])  # written before the reader starts: skipped
     async with reading(address) as reader:
         assert reader.alive is False
         await asyncio.to_thread(sender.heartbeat, "pid 1")
@@ -72,18 +72,16 @@ async def test_windows_arrive_in_order_and_the_job_is_seen_to_live_and_to_end(ad
         await until(lambda: reader.alive is False)
 
 
-async def test_garbage_in_the_feed_is_reported_and_passed_over(
-    address: Address, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_garbage_in_the_feed_is_logged_and_skipped(address: Address, caplog: pytest.LogCaptureFixture) -> None:
     async with reading(address) as reader:
         for fields in (("data", "garbage"), ("other", "x")):
             await asyncio.to_thread(ask, address.host, address.port, None, None, "XADD", FEED_KEY, "*", *fields)
         await asyncio.to_thread(WindowSender(address).take, 0, [window(2)])
         await until(lambda: len(reader._windows) == 1)
-    assert caplog.text.count("a load window of Spark cannot be read") == 2
+    assert caplog.text.count("unreadable load window from Spark dropped") == 2
 
 
-def test_the_feed_is_bounded_and_the_word_of_life_expires(address: Address) -> None:
+def test_the_feed_is_bounded_and_the_heartbeat_expires(address: Address) -> None:
     sender = WindowSender(address)
     for number in range(3):
         sender.take(number, [window(number)] * 100)
@@ -92,7 +90,7 @@ def test_the_feed_is_bounded_and_the_word_of_life_expires(address: Address) -> N
     assert 0 < ask(address.host, address.port, None, None, "PTTL", ALIVE_KEY) <= window_feed.ALIVE_S * 1000
 
 
-def test_a_window_that_is_too_large_is_not_handed_over_and_that_is_said(
+def test_a_window_that_is_too_large_is_logged_and_not_sent(
     address: Address, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load_service, "WINDOW_BYTES_MAX", 10)
@@ -101,7 +99,7 @@ def test_a_window_that_is_too_large_is_not_handed_over_and_that_is_said(
     assert "load windows not sent to the balancer" in caplog.text
 
 
-def test_a_coordinator_that_does_not_answer_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_coordinator_that_does_not_answer_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     sender = WindowSender(Address("127.0.0.1", 1, None, None))
     sender.heartbeat("x")
     sender.heartbeat("x")

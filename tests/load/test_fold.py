@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, T, settled
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.fold_reader import ONE, T, settled
+from tests.load.telemetry_samples import hosts_of, record, units_of
 
 from shoal.load.fold_state import FoldState
 
@@ -54,7 +54,7 @@ def test_a_channel_on_two_hosts_has_two_rows() -> None:
     assert set(units_of(reader.window(T))) == {("one", b"c"), ("two", b"c")}
 
 
-def test_an_unknown_capacity_is_null_and_what_a_limit_left_out_is_told() -> None:
+def test_an_unknown_capacity_is_null_and_uncounted_items_make_a_row_incomplete() -> None:
     reader = settled("one")
     odd = {b"c": {"complete": False}, b"d": {}}
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, odd, capacity=0.0, uncounted=1))
@@ -68,7 +68,7 @@ def test_an_unknown_capacity_is_null_and_what_a_limit_left_out_is_told() -> None
 # -- missing, late, duplicate ----------------------------------------------------------------------------------------
 
 
-def test_a_missing_second_changes_how_sure_a_rate_is_and_not_the_rate() -> None:
+def test_a_missing_second_does_not_change_the_rate() -> None:
     reader = settled("one", "two")
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, ONE), record("two", T + 1, ONE))
     units = units_of(reader.window(T))
@@ -78,7 +78,7 @@ def test_a_missing_second_changes_how_sure_a_rate_is_and_not_the_rate() -> None:
     assert (hosts["one"]["complete"], hosts["two"]["complete"]) == (True, False)
 
 
-def test_a_host_that_said_nothing_is_absent() -> None:
+def test_a_host_without_reports_is_absent() -> None:
     reader = settled("one", "two")
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, ONE))
     assert not reader.windows
@@ -119,7 +119,7 @@ def test_a_duplicate_counts_once_in_one_batch_in_two_and_after_a_restart_of_the_
     assert units_of(reader.window(T))["one", b"c"]["publications"] == 10.0
 
 
-def test_the_same_second_under_another_sequence_is_no_duplicate_and_one_of_them_speaks() -> None:
+def test_the_same_second_under_another_sequence_is_not_a_duplicate_and_one_of_them_counts() -> None:
     reader = settled("one")
     twice = {b"c": {"publications": 50}}
     reader.read(T + 1.1, record("one", T, ONE, sequence=7), record("one", T, twice, sequence=8))
@@ -128,12 +128,12 @@ def test_the_same_second_under_another_sequence_is_no_duplicate_and_one_of_them_
     assert (reader.state.counters.duplicates, reader.state.counters.overlapping) == (0, 1)
 
 
-# -- agents and servers that begin anew ------------------------------------------------------------------------------
+# -- restarted agents and servers -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sequence", [1, 9])
 @pytest.mark.parametrize("order", [1, -1])
-def test_of_two_instances_the_one_speaks_that_measured(order: int, sequence: int) -> None:
+def test_of_two_instances_the_one_that_measured_counts(order: int, sequence: int) -> None:
     reader = settled("one")
     old = record("one", T, {b"c": {"publications": 10}}, instance="old", sequence=5)
     new = record("one", T, {b"c": {"publications": 2}}, instance="new", sequence=sequence, interval_s=None)
@@ -144,7 +144,7 @@ def test_of_two_instances_the_one_speaks_that_measured(order: int, sequence: int
     assert reader.state.counters.overlapping == 1
 
 
-def test_of_two_instances_that_measured_the_one_speaks_that_lives_longer() -> None:
+def test_of_two_instances_that_measured_the_longer_running_one_counts() -> None:
     reader = settled("one")
     for second in (T, T + 1):
         reader.read(
@@ -155,7 +155,7 @@ def test_of_two_instances_that_measured_the_one_speaks_that_lives_longer() -> No
     assert units_of(reader.window(T))["one", b"c"]["publications"] == 10.0
 
 
-def test_a_restarted_analyzer_whose_sequence_begins_again_goes_on_counting() -> None:
+def test_records_of_a_restarted_analyzer_count() -> None:
     reader = settled("one")
     reader.read(T + 1.1, record("one", T, ONE, instance="a", sequence=1))
     reader.read(T + 2.1, record("one", T + 1, ONE, instance="b", sequence=1))
@@ -196,7 +196,7 @@ def test_a_record_that_covers_two_windows_gives_each_its_part() -> None:
         assert (unit["publications"], unit["seconds"]) == (20.0, 2)
 
 
-def test_a_record_that_names_a_second_speaks_for_it_before_one_that_reaches_into_it() -> None:
+def test_a_record_that_names_a_second_takes_precedence_over_one_that_also_covers_it() -> None:
     reader = settled("one")
     old = record("one", T, {b"c": {"publications": 16}}, interval_s=1.6, instance="old", sequence=99)
     reader.read(T + 1.6, old)
@@ -206,7 +206,7 @@ def test_a_record_that_names_a_second_speaks_for_it_before_one_that_reaches_into
     assert unit["publications"] == pytest.approx(10.0)
 
 
-def test_an_agent_that_was_away_says_what_happened_meanwhile_with_its_first_second() -> None:
+def test_the_first_record_of_a_paused_agent_covers_the_pause() -> None:
     reader = settled("one", "two")
     reader.read(T + 1.1, record("one", T, {b"c": {"publications": 7}}))
     reader.run((second + 1.1, record("two", second, ONE)) for second in range(T, T + 4))
@@ -219,7 +219,7 @@ def test_an_agent_that_was_away_says_what_happened_meanwhile_with_its_first_seco
     assert reader.state.counters.early == 0
 
 
-def test_a_second_that_was_reported_is_not_taken_over_by_a_record_that_reaches_back() -> None:
+def test_a_reported_second_is_not_replaced_by_a_record_that_covers_earlier_seconds() -> None:
     reader = settled("one", "two")
     reader.read(T + 1.1, record("one", T, {b"c": {"publications": 7}}))
     reader.read(T + 2.1, record("one", T + 1, {b"c": {"publications": 30}}, interval_s=3.0))

@@ -1,10 +1,10 @@
-"""The fold: when windows close, and what clocks that are wrong do to them."""
+"""The fold: when windows close, and the effect of wrong clocks."""
 
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, Reader, T, settled
-from tests.load.reporting import hosts_of, record, units_of
+from tests.load.fold_reader import ONE, Reader, T, settled
+from tests.load.telemetry_samples import hosts_of, record, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.load.clocks import SKEW_S_MAX
@@ -22,7 +22,7 @@ def test_a_window_closes_as_soon_as_all_expected_hosts_have_reported_its_end() -
     assert set(hosts_of(reader.window(T))) == {"one", "two"}
 
 
-def test_before_anybody_is_expected_a_window_waits_for_its_lateness() -> None:
+def test_while_no_host_is_expected_a_window_waits_for_its_lateness() -> None:
     reader = Reader()
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, ONE))
     reader.read(T + 3.0, record("two", T + 1, ONE))
@@ -31,7 +31,7 @@ def test_before_anybody_is_expected_a_window_waits_for_its_lateness() -> None:
     assert set(hosts_of(reader.window(T))) == {"one", "two"}
 
 
-def test_a_host_that_has_died_is_waited_for_in_a_few_windows_only() -> None:
+def test_windows_wait_for_a_dead_host_a_few_times_only() -> None:
     reader = settled("one", "dead")
     delays = []
     for start_s in range(T, T + 12, 2):
@@ -43,7 +43,7 @@ def test_a_host_that_has_died_is_waited_for_in_a_few_windows_only() -> None:
 
 
 @pytest.mark.parametrize("window_s", [1, 2])
-def test_a_new_host_that_is_always_the_last_is_waited_for_after_it_was_missed(window_s: int) -> None:
+def test_windows_wait_for_a_new_host_that_is_always_last_after_it_was_missed(window_s: int) -> None:
     reader = settled("one", settings=BalanceSettings(window_s=window_s, lateness_s=1.5))
     for second in range(T, T + 8):
         reader.read(second + 1.1, record("one", second, ONE))
@@ -60,7 +60,7 @@ def test_windows_come_oldest_first_and_an_interval_without_records_gives_none() 
     assert [window.start_s for window in reader.windows] == [T, T + 2, T + 8]
 
 
-def test_what_a_stalled_reader_finds_later_is_all_counted() -> None:
+def test_all_records_count_after_the_reader_stalled() -> None:
     reader = settled("one", "two")
     backlog = [record(host, second, ONE) for host in ("two", "one") for second in range(T, T + 40)]
     reader.read(T + 40.1, *backlog)
@@ -68,14 +68,14 @@ def test_what_a_stalled_reader_finds_later_is_all_counted() -> None:
     assert all(hosts_of(window)["two"]["seconds"] == 2 for window in reader.windows)
 
 
-def test_a_fresh_fold_takes_no_more_than_a_little_past() -> None:
+def test_a_new_fold_accepts_only_recent_records() -> None:
     reader = Reader()
     reader.read(T + 0.1, *(record("one", second, ONE) for second in range(T - 600, T)))
     assert reader.windows[0].start_s == T - PENDING_S_MAX
     assert reader.state.counters.late == 600 - PENDING_S_MAX
 
 
-def test_an_interval_of_another_length_goes_on_where_the_last_one_ended() -> None:
+def test_an_interval_of_another_length_continues_after_the_last_one() -> None:
     reader = settled("one")
     reader.read(T + 1.1, record("one", T, ONE))
     reader.settings = BalanceSettings(window_s=5, lateness_s=1.5)
@@ -87,12 +87,12 @@ def test_an_interval_of_another_length_goes_on_where_the_last_one_ended() -> Non
 
 
 def marked(second: int) -> dict[bytes, dict[str, int]]:
-    """A channel that says in its publications which real second it is of."""
+    """A channel whose publications encode the real second."""
     return {b"c": {"publications": second - T}}
 
 
 def seconds_of_skewed(skew_s: int, until: int = 40) -> tuple[Reader, list[LoadWindow]]:
-    """A host with a right clock and one whose clock is ahead by so much, and the windows of the last seconds."""
+    """The last windows of a host with a correct clock and one whose clock is ahead by this much."""
     reader = Reader()
     arrivals = []
     for second in range(T, T + until):
@@ -103,7 +103,7 @@ def seconds_of_skewed(skew_s: int, until: int = 40) -> tuple[Reader, list[LoadWi
 
 
 @pytest.mark.parametrize("skew_s", [-SKEW_S_MAX + 1, -7, -2, 0, 2, 7, SKEW_S_MAX - 1])
-def test_a_window_holds_the_same_real_time_of_a_host_whose_clock_is_wrong(skew_s: int) -> None:
+def test_a_window_has_the_same_real_time_of_a_host_with_a_wrong_clock(skew_s: int) -> None:
     _, windows = seconds_of_skewed(skew_s)
     for window in windows:
         units = units_of(window)
@@ -146,7 +146,7 @@ def test_a_backlog_is_not_taken_for_a_clock_that_is_behind() -> None:
         assert (unit["publications"], unit["seconds"]) == (start_s - T + 0.5, 2)
 
 
-def test_a_clock_that_was_set_right_is_understood() -> None:
+def test_a_corrected_clock_is_detected() -> None:
     reader = Reader()
     arrivals = [(second + 1.1, record("one", second + 9, ONE, sequence=second)) for second in range(T, T + 20)]
     arrivals += [(second + 1.1, record("one", second, ONE, sequence=second)) for second in range(T + 20, T + 50)]

@@ -1,4 +1,4 @@
-"""The fold: what it does not take, what it remembers, and what holds for any records."""
+"""The fold: refused records, its state, and properties for any records."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.folding import ONE, SETTINGS, Reader, T, settled
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.fold_reader import ONE, SETTINGS, Reader, T, settled
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError
 from shoal.load.fold import HOST_SILENT_S_MAX, PENDING_S_MAX, RECENT_RECORDS_MAX, fold
 from shoal.load.fold_state import FoldState
-from shoal.load.record import Record, encode
+from shoal.load.record import TelemetryRecord, encode
 from shoal.load.reports import BATCH_SCHEMA, entries_to_batch
 from shoal.load_kinds import KINDS
 
 # -- garbage and limits ----------------------------------------------------------------------------------------------
 
 
-def entry(made: Record) -> tuple[bytes, bytes]:
+def entry(made: TelemetryRecord) -> tuple[bytes, bytes]:
     return made.id.encode(), encode(made)
 
 
@@ -64,7 +64,7 @@ def test_rows_with_nulls_or_without_a_time_are_garbage() -> None:
     assert state.counters.garbage == len(rows)
 
 
-def test_hosts_that_are_silent_for_long_are_forgotten_and_new_ones_refused_at_the_limit(
+def test_silent_hosts_are_forgotten_and_new_ones_refused_at_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shoal.load.fold.HOSTS_MAX", 2)
@@ -77,7 +77,7 @@ def test_hosts_that_are_silent_for_long_are_forgotten_and_new_ones_refused_at_th
     assert list(reader.state.hosts) == ["three"]
 
 
-def test_what_a_forgotten_host_reported_still_counts() -> None:
+def test_reports_of_a_forgotten_host_still_count() -> None:
     reader = Reader(BalanceSettings(window_s=2, lateness_s=100.0))
     reader.read(T + 2.1, record("one", T, ONE), record("one", T + 1, ONE))
     reader.read(T + 90.0)
@@ -86,7 +86,7 @@ def test_what_a_forgotten_host_reported_still_counts() -> None:
     assert hosts_of(reader.window(T))["one"]["seconds"] == 2
 
 
-def test_the_state_stays_small_however_long_records_are_awaited() -> None:
+def test_the_state_is_bounded() -> None:
     reader = Reader(BalanceSettings(window_s=2, lateness_s=10_000.0))
     reader.run((second + 1.1, record("one", second, ONE)) for second in range(T, T + 300))
     assert len(reader.state.pending) <= PENDING_S_MAX
@@ -111,15 +111,15 @@ records = st.builds(
 )
 
 
-def tell_apart(made: list[Record]) -> list[Record]:
-    """One record for each id: no agent gives two records the same."""
+def tell_apart(made: list[TelemetryRecord]) -> list[TelemetryRecord]:
+    """One record for each id, because ids are unique."""
     return list({each.id: each for each in made}.values())
 
 
 @given(made=st.lists(records, max_size=12).map(tell_apart), seed=st.integers(0, 99), cuts=st.integers(1, 4))
 @settings(deadline=None)
 def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
-    made: list[Record], seed: int, cuts: int
+    made: list[TelemetryRecord], seed: int, cuts: int
 ) -> None:
     late = BalanceSettings(window_s=2, lateness_s=100.0)
     whole, state = fold(FoldState(), records_to_batch((each, T + 9.0) for each in made), T + 9.0, late, KINDS)
@@ -138,7 +138,7 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
-def test_the_fold_never_changes_what_it_was_handed(made: list[Record]) -> None:
+def test_the_fold_does_not_change_its_inputs(made: list[TelemetryRecord]) -> None:
     before = settled("one").state
     data = before.to_bytes()
     first = fold(before, records_to_batch((each, T + 7.0) for each in made), T + 7.0, SETTINGS, KINDS)
@@ -153,7 +153,7 @@ def test_the_fold_never_changes_what_it_was_handed(made: list[Record]) -> None:
     shown=st.lists(st.floats(0, 9), min_size=12, max_size=12),
 )
 @settings(deadline=None)
-def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Record], shown: list[float]) -> None:
+def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[TelemetryRecord], shown: list[float]) -> None:
     reader = Reader()
     reader.run((T + at, each) for at, each in zip(shown, made, strict=False))
     reader.read(T + 300.0)
@@ -172,7 +172,7 @@ def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Record], 
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
 @settings(deadline=None)
-def test_the_state_survives_bytes_and_pickle(made: list[Record]) -> None:
+def test_the_state_survives_bytes_and_pickle(made: list[TelemetryRecord]) -> None:
     _, state = fold(FoldState(), records_to_batch((each, T + 7.0) for each in made), T + 4.0, SETTINGS, KINDS)
     for copy in (FoldState.from_bytes(state.to_bytes()), pickle.loads(pickle.dumps(state))):
         assert copy.to_bytes() == state.to_bytes()
@@ -190,7 +190,7 @@ def test_a_state_of_another_version_is_refused(version: int) -> None:
 
 
 @given(st.binary(max_size=100))
-def test_bytes_that_are_no_state_are_refused(garbage: bytes) -> None:
+def test_invalid_states_are_refused(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         FoldState.from_bytes(garbage)
     whole = FoldState().to_bytes()

@@ -1,22 +1,22 @@
-"""A second kind is measured, summed up and priced beside channels, and a kind that contradicts another is refused."""
+"""A second kind is measured, folded and priced beside channels; contradicting kinds are refused."""
 
 from __future__ import annotations
 
 import pytest
-from tests.load.folding import ONE, SETTINGS, T
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.fold_reader import ONE, SETTINGS, T
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.situation import Pool
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.errors import ConfigError
 from shoal.load.costs import used_by_units
 from shoal.load.fold import fold
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
 from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Kinds, Type, UnitKind
-from shoal.load.record import Record
+from shoal.load.ordered_fold import fold_in_order
+from shoal.load.record import TelemetryRecord
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.plan.book import PlanBook
@@ -24,7 +24,7 @@ from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Verifier
 
 
-def telemetry() -> list[Record]:
+def telemetry() -> list[TelemetryRecord]:
     made = [record("s1", second, ONE, site="hall") for second in (T, T + 1)]
     made += [
         shelf_record("x", T, {b"left": {"lit_s": 1.0, "brightest": 7}, b"c": {"flashes": 10}}),
@@ -33,7 +33,7 @@ def telemetry() -> list[Record]:
     return made
 
 
-def window_of(*made: Record) -> LoadWindow:
+def window_of(*made: TelemetryRecord) -> LoadWindow:
     batch = records_to_batch((each, T + 2.1) for each in made)
     (window,), _ = fold(FoldState(), batch, T + 9.0, SETTINGS, BOTH)
     return window
@@ -105,14 +105,14 @@ def test_a_window_of_fewer_kinds_is_read_and_one_of_more_is_refused() -> None:
 
 
 def test_a_situation_of_channels_does_not_see_lamps() -> None:
-    """A lamp has the name of a channel, sits on a server, and is paid from the processor time of that server."""
+    """A lamp has the name of a channel, is on a server, and uses processor time of that server."""
     sparks = UnitKind("lamp", LAMP.columns, (Cost("cpu_share", (("flashes", 1.0),)),))
     kinds = Kinds((*KINDS.units, sparks), BOTH.hosts)
     book = PlanBook(Verifier(bytes(32)))
     ring = Ring(1, (ServerAddress("s1", "localhost", 1),))
     facts = PoolFacts(Pool(1, 9, 0, new_capacity=5000.0, new_cpu_capacity=1.0, new_cost=2.0))
 
-    def situation(*made: Record) -> object:
+    def situation(*made: TelemetryRecord) -> object:
         batch = records_to_batch((each, T + 2.1) for each in made)
         (window,), _ = fold(FoldState(), batch, T + 9.0, SETTINGS, kinds)
         plan = type("Plan", (), {"ring": ring, "entries": book.entries})()

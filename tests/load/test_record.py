@@ -1,4 +1,4 @@
-"""A telemetry record survives the way through bytes and Redis, and nothing else passes for one."""
+"""A telemetry record survives encoding and Redis, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import pytest
 import redis
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.reporting import record as server_record
+from tests.load.telemetry_samples import record as server_record
 from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.errors import ProtocolError
 from shoal.load.kinds import Kinds
-from shoal.load.record import NARROW_ROWS_MIN, Record, RecordId, decode, encode, xadd
+from shoal.load.record import NARROW_ROWS_MIN, RecordId, TelemetryRecord, decode, encode, xadd
 from shoal.load.table import UnitTable
 from shoal.load_kinds import KINDS
 
 ID = RecordId("redis://host:1/x", "f00", 1_700_000_000, 7)
 
 
-def make_record(channels: int, record_id: RecordId = ID) -> Record:
+def make_record(channels: int, record_id: RecordId = ID) -> TelemetryRecord:
     rows = {
         b"\xff%d" % number: {
             "publications": number,
@@ -40,7 +40,7 @@ def make_record(channels: int, record_id: RecordId = ID) -> Record:
     return server_record("one", 1, rows, site="hall")._replace(id=record_id)
 
 
-def same(one: Record, two: Record) -> bool:
+def same(one: TelemetryRecord, two: TelemetryRecord) -> bool:
     tables = [{kind: table.rows() for kind, table in record.tables.items()} for record in (one, two)]
     return one._replace(tables={}) == two._replace(tables={}) and tables[0] == tables[1]
 
@@ -85,7 +85,7 @@ records = st.builds(
 
 @given(record=records, copies=st.sampled_from([0, NARROW_ROWS_MIN]))
 @settings(deadline=None)
-def test_every_record_of_every_kind_survives(record: Record, copies: int) -> None:
+def test_every_record_of_every_kind_survives(record: TelemetryRecord, copies: int) -> None:
     rows = record.tables["lamp"].rows()
     rows |= {b"%d %b" % (number, name): row for name, row in rows.items() for number in range(copies)}
     record = record._replace(tables={"lamp": UnitTable.of_rows(LAMP, rows)})
@@ -180,7 +180,7 @@ ENCODED = {channels: encode(make_record(channels)) for channels in (0, 3, 200)}
 
 
 def forged(rows: int, widths: bytes, counts: list[int], body: bytes = b"") -> bytes:
-    """A record with a table whose head says something else than its body holds."""
+    """A record with a table whose head does not match its body."""
     plain = encode(make_record(0))
     length = struct.unpack_from("<I", plain, 4)[0]
     head = msgspec.msgpack.decode(plain[8 : 8 + length])
@@ -195,7 +195,7 @@ HUGE = [2**31 - 1, 2**40, 2**62, 2**64 - 1, -1]
 
 
 @pytest.mark.parametrize("huge", HUGE)
-def test_no_length_is_believed(huge: int) -> None:
+def test_wrong_lengths_are_refused(huge: int) -> None:
     nothing = bytes(BUFFERS)
     forgeries = [
         forged(huge, nothing, [huge, 0, 0]),
@@ -217,7 +217,7 @@ def test_no_length_is_believed(huge: int) -> None:
         tracemalloc.stop()
 
 
-def test_numbers_that_cannot_have_been_measured_are_refused() -> None:
+def test_negative_and_infinite_numbers_are_refused() -> None:
     assert decode(forged(1, bytes(BUFFERS), [0, 0, 0]), KINDS).tables["channel"].rows().keys() == {b""}
     for widths, body in ((bytes(BUFFERS - 1) + b"\1", b"\2"), (bytes([0, 3]) + bytes(BUFFERS - 2), b"abc")):
         with pytest.raises(ProtocolError):
@@ -244,7 +244,7 @@ def test_numbers_take_no_more_room_than_they_need() -> None:
     assert 6900 < len(encode(server_record("one", 1, names))) - plain < 7100
 
 
-def test_columns_are_read_where_they_lie() -> None:
+def test_columns_are_read_without_a_copy() -> None:
     table = UnitTable.of_rows(LAMP, {b"12345678": {"flashes": 2**50}})
     data = encode(shelf_record("one", 1, {})._replace(tables={"lamp": table}))
     units = decode(data, BOTH).tables["lamp"].units

@@ -1,4 +1,4 @@
-"""A load window survives the way through bytes, and nothing else passes for one."""
+"""A load window survives encoding, and invalid bytes are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.load.reporting import hosts_of, record, records_to_batch, units_of
+from tests.load.telemetry_samples import hosts_of, record, records_to_batch, units_of
 
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ProtocolError
@@ -70,7 +70,7 @@ METADATA = {VERSION_KEY: WINDOW_VERSION, START_KEY: b"100", END_KEY: b"102"}
 @pytest.mark.parametrize("name", ["kind", "unit", "host", "host_kind", "site", "seconds", "complete"])
 def test_missing_columns_are_refused(name: str) -> None:
     table = make_window().table.drop_columns([name])
-    with pytest.raises(ProtocolError, match=f"lacks the column {name}"):
+    with pytest.raises(ProtocolError, match=f"has no column {name} of"):
         LoadWindow.from_bytes(bytes_of(table, METADATA), KINDS)
 
 

@@ -23,9 +23,9 @@ from shoal.balance.settings import BalanceSettings
 from shoal.cli import pipeline_load
 from shoal.cluster.local import LocalCluster
 from shoal.errors import CheckpointError
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
-from shoal.load.record import Record, encode
+from shoal.load.ordered_fold import fold_in_order
+from shoal.load.record import TelemetryRecord, encode
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.pipeline import load_job
@@ -78,7 +78,7 @@ def fill(one: Stream, two: Stream) -> None:
         two.add_raw(at_ms, id, data)
 
 
-def encode_old(record: Record) -> bytes:
+def encode_old(record: TelemetryRecord) -> bytes:
     """A record as a version before this one wrote it: Arrow."""
     sink = pa.BufferOutputStream()
     schema = pa.schema([("channel", pa.binary())], metadata={b"shoal.telemetry.version": b"1"})

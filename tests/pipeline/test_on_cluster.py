@@ -20,8 +20,8 @@ from shoal.balance.settings import BalanceSettings
 from shoal.history.archive import read_archive
 from shoal.history.merge import merge_rows
 from shoal.history.table import to_items
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load_kinds import KINDS
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from shoal.errors import PlanError, ProtocolError
 from shoal.plan.move_request import (
     ChannelReport,
+    MoveReport,
     MoveRequest,
-    Report,
     decode_report,
     decode_request,
     encode_report,
@@ -23,14 +23,14 @@ from shoal.plan.placement import Mode
 
 
 def test_reports_and_requests_survive_their_bytes() -> None:
-    report = Report("s1", 7, {b"\xfftile": ChannelReport(5, 4, 3, 2, 1, True)})
+    report = MoveReport("s1", 7, {b"\xfftile": ChannelReport(5, 4, 3, 2, 1, True)})
     assert decode_report(encode_report(report)) == report
     request = MoveRequest(b"\xfftile", ("s1", "s2"), Mode.ALL_PUBLISHERS, True, "x")
     assert decode_request(encode_request(request)) == request
 
 
 def test_the_format_and_the_kind_come_first() -> None:
-    assert msgspec.msgpack.decode(encode_report(Report("s1", 7, {}))) == [2, "channel", ["s1", 7, {}]]
+    assert msgspec.msgpack.decode(encode_report(MoveReport("s1", 7, {}))) == [2, "channel", ["s1", 7, {}]]
     request = MoveRequest(b"tile", ("s1",), Mode.SINGLE, True, "x")
     format, kind, body = msgspec.msgpack.decode(encode_request(request))
     assert (format, kind, body["unit"]) == (2, "channel", b"tile")
@@ -46,7 +46,7 @@ def test_another_format_or_kind_is_refused_with_the_reason(head: tuple[int, str]
 
 
 @pytest.mark.parametrize(
-    "report", [b"", b"garbage", encode_report(Report("s1", 1, {b"c": ChannelReport(1, 1, -1, 0, 0, True)}))]
+    "report", [b"", b"garbage", encode_report(MoveReport("s1", 1, {b"c": ChannelReport(1, 1, -1, 0, 0, True)}))]
 )
 def test_a_garbled_report_is_refused(report: bytes) -> None:
     with pytest.raises(ProtocolError):

@@ -18,7 +18,7 @@ from tests.support.mover_store import (
 
 from shoal.coordination.interface import Versioned
 from shoal.plan import steps
-from shoal.plan.conductor import View
+from shoal.plan.conductor import ConductorView
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
@@ -419,7 +419,7 @@ def test_an_entry_under_the_name_of_another_channel_counts_as_none() -> None:
 def test_without_a_ring_nothing_is_decided() -> None:
     new = mover()
     request = MoveRequest(CHANNEL, ("s1",), Mode.SINGLE, False, "x")
-    assert new.observe(View(None, {}, {CHANNEL: Versioned(encode_request(request), 1)}, {}), 1.0) == []
+    assert new.observe(ConductorView(None, {}, {CHANNEL: Versioned(encode_request(request), 1)}, {}), 1.0) == []
     assert new.next_check_s is None
 
 

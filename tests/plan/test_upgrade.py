@@ -14,7 +14,7 @@ from shoal.coordination.interface import Versioned
 from shoal.errors import CoordinatorUnavailableError, ForgedEntryError, VersionError
 from shoal.lab.sim.models.coordinator import Store
 from shoal.leader.keeper import Keeper
-from shoal.leader.keeper_shell import Keeping
+from shoal.leader.keeper_shell import KeeperShell
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.plan import keys
@@ -82,9 +82,9 @@ def of_format_1() -> Coordinator:
     return coordinator
 
 
-def keeping_on(coordinator: Any) -> Keeping:
+def keeping_on(coordinator: Any) -> KeeperShell:
     limits = Limits(server_lease_s=3.0)
-    return Keeping(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a")
+    return KeeperShell(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a")
 
 
 async def upgrade(coordinator: Coordinator) -> None:

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from tests.support.connections import ask, connect_coordinator
 from tests.support.redis_server import RedisServer
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.cli import main
 from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT

@@ -12,7 +12,14 @@ from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
-from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_request, encode_report, encode_request
+from shoal.plan.move_request import (
+    ChannelReport,
+    MoveReport,
+    MoveRequest,
+    decode_request,
+    encode_report,
+    encode_request,
+)
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.signature import Signer
 
@@ -160,7 +167,7 @@ class TestShow:
         entry = Entry(CHANNEL, new, Phase.SWITCH, (old,), 0, 4, True, (HOME,), 4)
         await scene.coordinator.put(entry_key(CHANNEL), scene.signer.line(entry))
         await scene.coordinator.put(entry_key(b"still"), scene.signer.entry(b"still", old))
-        said = Report(HOME, 1, {CHANNEL: ChannelReport(4, 4, 2, 5, 0, True)})
+        said = MoveReport(HOME, 1, {CHANNEL: ChannelReport(4, 4, 2, 5, 0, True)})
         await scene.coordinator.put(report_key(HOME), encode_report(said))
         await scene.coordinator.put(report_key("s9"), b"garbage")
         request = MoveRequest(b"asked", (TARGET,), Mode.SINGLE, False, "x")

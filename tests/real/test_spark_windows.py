@@ -21,9 +21,9 @@ async def comes(cluster: LocalCluster, way: Way, timeout_s: float) -> str:
     """Waits until load windows come this way; returns why."""
     async with asyncio.timeout(timeout_s):
         while True:
-            standing = cluster.status().windows
-            if standing is not None and standing.way is way:
-                return standing.why
+            route = cluster.status().windows
+            if route is not None and route.way is way:
+                return route.why
             await asyncio.sleep(0.1)
 
 

@@ -12,8 +12,8 @@ from tests.support.agent_site import TIMEOUT_S, Site, agent_site, plain_subscrib
 from tests.support.command import run_command, run_json_command
 
 from shoal import cli
+from shoal.balance.balancer_keys import STATE_KEY, BalancerState, Why, encode, why_key
 from shoal.balance.change import Place
-from shoal.balance.records import STATE_KEY, BalancerState, Why, encode, why_key
 from shoal.plan.keys import RING_KEY, entry_key, pool_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring

@@ -18,7 +18,7 @@ from tests.support.redis_server import RedisServer
 
 from shoal.coordination.interface import LeaseInfo
 from shoal.coordination.redis import RedisCoordinator
-from shoal.load.record import DATA_FIELD, Record, decode
+from shoal.load.record import DATA_FIELD, TelemetryRecord, decode
 from shoal.load_kinds import KINDS
 from shoal.plan.format import VALUE
 from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
@@ -77,7 +77,7 @@ class Site:
     async def lease(self) -> LeaseInfo | None:
         return await self.coordinator.lease_of(f"servers/{self.address.id}")
 
-    async def records(self) -> list[Record]:
+    async def records(self) -> list[TelemetryRecord]:
         entries: Any = await self.plain.xrange(TELEMETRY_KEY)
         return [decode(fields[DATA_FIELD], KINDS) for _, fields in entries]
 

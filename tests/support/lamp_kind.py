@@ -21,7 +21,7 @@ from shoal.errors import PlanError, ProtocolError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.load.costs import used_by_units
 from shoal.load.kinds import Column, Cost, Folding, HostColumn, HostKind, Kinds, Type, UnitKind
-from shoal.load.record import Record, RecordId
+from shoal.load.record import RecordId, TelemetryRecord
 from shoal.load.table import UnitTable
 from shoal.load_kinds import KINDS
 from shoal.load_kinds import REGISTRY as SHIPPED
@@ -72,10 +72,10 @@ def shelf_record(
     site: str = "attic",
     instance: str = "a",
     sequence: int | None = None,
-) -> Record:
+) -> TelemetryRecord:
     """One second of one shelf."""
     host = {"interval_s": None if watts is None else 1.0, "uncounted": 0, "watts": watts}
-    return Record(
+    return TelemetryRecord(
         RecordId(shelf, instance, second, second if sequence is None else sequence),
         SHELF,
         {**host, "fuse_watts": fuse_watts, "plugs": 3, "dust_g": 0.5},

@@ -14,7 +14,7 @@ from shoal.balance.registry import ring_hosts
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
-from shoal.leader.conductor_shell import ConductorShell, Leading
+from shoal.leader.conductor_shell import ConductorShell, Leadership
 from shoal.limits import Limits
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
@@ -30,7 +30,7 @@ from shoal.plan.keys import (
     moves_prefix,
     report_key,
 )
-from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, encode_report, encode_request
 from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
@@ -50,7 +50,7 @@ class MoverScene:
         self.url = url
         self.signer = Signer(Signer.generate())
         self.verifier = Verifier(self.signer.public)
-        self.leading: dict[str, Leading] = {}
+        self.leading: dict[str, Leadership] = {}
         self.turns = 0
         self.behind = 0
         self.here = 0
@@ -63,7 +63,7 @@ class MoverScene:
         await self.coordinator.put(RING_KEY, self.signer.ring(RING))
 
     def start_mover(self, name: str = "a") -> None:
-        def turn() -> Leading | None:
+        def turn() -> Leadership | None:
             self.turns += 1
             return self.leading.get(name)
 
@@ -78,7 +78,7 @@ class MoverScene:
     async def lead(self, name: str = "a") -> Lease:
         lease = await self.coordinator.acquire(KEEPER_LEASE, name, 60.0, takeover=True)
         assert lease is not None
-        self.leading[name] = Leading(lease, RING, lease)
+        self.leading[name] = Leadership(lease, RING, lease)
         return lease
 
     def start_agents(self) -> None:
@@ -96,7 +96,7 @@ class MoverScene:
                     newness = self.verifier.entry(change.now.value).newness
                     known[channel] = ChannelReport(newness, newness, self.behind, self.here, 0, self.spoken)
                     for server in SERVERS:
-                        await self.coordinator.put(report_key(server), encode_report(Report(server, 1, known)))
+                        await self.coordinator.put(report_key(server), encode_report(MoveReport(server, 1, known)))
 
     async def ask(self, *channels: bytes) -> None:
         for channel in channels:

@@ -6,9 +6,9 @@ from msgspec.structs import replace
 
 from shoal.coordination.interface import Versioned
 from shoal.limits import Limits
-from shoal.plan.conductor import Conductor, DropRequest, PutEntry, View
+from shoal.plan.conductor import Conductor, ConductorView, DropRequest, PutEntry
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.move_request import ChannelReport, MoveRequest, Report, encode_request
+from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, encode_request
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
@@ -40,7 +40,7 @@ def bare(entry: Entry | None) -> Entry:
     return replace(entry, since=0)
 
 
-def mover(rules: Rules | None = None) -> Conductor[Entry, Ring, Report, MoveRequest]:
+def mover(rules: Rules | None = None) -> Conductor[Entry, Ring, MoveReport, MoveRequest]:
     """A conductor of channels."""
     return Conductor(ChannelSteps(LIMITS) if rules is None else ChannelSteps(LIMITS, rules), SIGNER)
 
@@ -55,7 +55,7 @@ class Store:
         self.version = 0
         self.entries: dict[bytes, Versioned] = {}
         self.requests: dict[bytes, Versioned] = {}
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, MoveReport] = {}
         self.written: list[Entry] = []
         self.dropped: list[str] = []
         self.given_up: list[str] = []
@@ -86,7 +86,7 @@ class Store:
         for server in servers.split():
             said = replace(WELL, **{"revision": self.entry(channel).newness, **facts})
             channels = {**self.reports[server].channels} if server in self.reports else {}
-            self.reports[server] = Report(server, 1, {**channels, channel: said})
+            self.reports[server] = MoveReport(server, 1, {**channels, channel: said})
 
     def all_well(self, channel: bytes = CHANNEL) -> None:
         """All agents report that everything is done that the entry asks for."""
@@ -96,7 +96,7 @@ class Store:
         """Lets time pass, looks, writes what is asked; returns the channel's new entry, if any."""
         self.now += seconds
         new = None
-        for write in self.mover.observe(View(self.ring, self.entries, self.requests, self.reports), self.now):
+        for write in self.mover.observe(ConductorView(self.ring, self.entries, self.requests, self.reports), self.now):
             match write:
                 case PutEntry():
                     stored = self.entries.get(write.unit)

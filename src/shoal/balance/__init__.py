@@ -1,4 +1,4 @@
-"""The balancer's mind: load windows from telemetry, policies that propose plans, and the core that carries them out.
+"""The balancer: policies that turn load windows into proposals, and the core that applies them.
 
 Cores only: nothing here touches a socket, a clock or a file.
 """

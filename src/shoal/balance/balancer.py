@@ -1,15 +1,15 @@
 """The balancer's core: from closed load windows to proposals, and from proposals to moves and servers.
 
-Owns when the policy is asked, and how what it wants is carried out. A core without I/O: it is handed closed windows,
-what the coordinator and the provider hold, and the time, and hands back effects. `shoal.leader.balancer_shell` does the
-rest.
+Owns when the policy is called, and how its decisions are carried out. A core without I/O: its inputs are closed
+windows, the state of the coordinator and the provider, and the time; its results are effects, which
+`shoal.leader.balancer_shell` carries out.
 
-    window closed, nothing under way --auto, or asked--> policy --> proposal, on record --auto, or asked--> applied
-    applied: requests to the mover, marks of servers, servers asked for --> under way until the moves have ended
+    window closed, no plan under way --auto or requested--> policy --> recorded proposal --auto or requested--> applied
+    applied: requests to the conductor, marks of servers, servers requested --> under way until the moves have ended
 
-One plan is under way at a time. What is applied is what was proposed, byte for byte: an ask to apply names a digest,
-and a proposal whose plan has changed meanwhile is refused. All that must outlive a balancer is in the coordinator: the
-requests, the marks, and `BalancerState`.
+One plan is under way at a time. A proposal is applied byte for byte: a request to apply names its digest, and a
+proposal whose plan has changed meanwhile is refused. Everything that the next leader needs is in the coordinator:
+requests, marks and `BalancerState`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from typing import Any, Final, NamedTuple
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from shoal.balance.balancer_keys import APPLIED_MAX, REMOVED_MAX, Ask, AskOutcome, BalancerState, why_of
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.change import ChannelMove, PlannerInput
 from shoal.balance.channel_requests import ChannelRequests
 from shoal.balance.columns import NEVER
+from shoal.balance.decision_record import Outcome, make_record
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     ProposalReady,
     PutMark,
@@ -32,24 +36,20 @@ from shoal.balance.effects import (
     RecordDecision,
     RecordOutcome,
     Reply,
-    View,
     WriteMove,
     WriteUnitMove,
 )
 from shoal.balance.forecast import Forecast
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
-from shoal.balance.lost import lost_channels, with_lost
-from shoal.balance.options import BalancerOptions
+from shoal.balance.lost_servers import lost_channels, with_lost
+from shoal.balance.plan_in_progress import PlanInProgress, request_id
 from shoal.balance.policies import policy
-from shoal.balance.pooling import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
+from shoal.balance.pool_keeper import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
-from shoal.balance.recording import Outcome, make_record
-from shoal.balance.records import APPLIED_MAX, REMOVED_MAX, Answer, Ask, BalancerState, why_of
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.under_way import UnderWay, request_id
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.errors import ConfigError, PlanError
 from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow
@@ -67,11 +67,11 @@ SETTLE: Final = rule("settle", "The times of plans and placements are kept, so t
 
 
 MISSING_WINDOWS_MAX: Final = 5
-"""For how many windows a decision waits for a member of the ring of which there is no telemetry."""
+"""For how many windows a decision waits for a ring member without telemetry."""
 
 QUIET_CHANNELS_MAX: Final = 100_000
-"""Channels above which a decision to change nothing goes on record only every `QUIET_INTERVAL_S`: a record of a million
-channels has 60 MB."""
+"""Number of channels above which decisions that change nothing are recorded only every `QUIET_INTERVAL_S`: the record
+of a million channels takes 60 MB."""
 
 QUIET_INTERVAL_S: Final = 60.0
 
@@ -79,7 +79,7 @@ _log: Final = get_log(__name__)
 
 
 class _Decided(NamedTuple):
-    """A proposal and all that it was made from; `given` is what each planner got, by kind."""
+    """A proposal and its inputs; `given` is the input of each planner, by kind."""
 
     situation: Situation
     lost: tuple[bytes, ...]
@@ -88,9 +88,8 @@ class _Decided(NamedTuple):
 
 
 class Balancer:
-    """Decides for one cluster. `registry` has the kinds of load windows, and the planners of other kinds of units than
-    channels. `state` and `moved_at` (when each channel was last placed) come from the coordinator, where an earlier
-    leader left them."""
+    """Decides for one cluster. `registry` has the kinds in load windows, and the planners of units other than channels.
+    `state` and `moved_at` (when each channel was last placed) are what an earlier leader left in the coordinator."""
 
     def __init__(
         self,
@@ -120,10 +119,10 @@ class Balancer:
         self._judged_s = 0
         self._missing = 0
         self._joined_at: dict[str, float] | None = None
-        self._under_way: UnderWay | None = None
+        self._in_progress: PlanInProgress | None = None
         self._taken_over = False
         self._asked: dict[str, tuple[int, float]] = {}
-        """By kind: how many hosts the provider was asked for without an answer yet, and when."""
+        """By kind: how many hosts were requested without an answer from the provider yet, and when."""
         self._refused_at: dict[str, float] = {}
         """By kind: when the provider last refused hosts."""
         self._quiet_at = -QUIET_INTERVAL_S
@@ -131,24 +130,24 @@ class Balancer:
 
     @property
     def state(self) -> BalancerState:
-        """What a balancer that takes over must know."""
+        """The state that the next leader needs."""
         return self._state
 
     @property
     def waiting(self) -> int:
-        """How many moves of the plan under way have not ended."""
-        return self._under_way.waiting if self._under_way else 0
+        """Number of moves of the plan under way that have not ended."""
+        return self._in_progress.waiting if self._in_progress else 0
 
     def _adding(self, kind: str) -> int:
-        """Hosts of a kind that were asked for and have not come yet, whether or not the provider has answered."""
+        """Number of requested hosts of a kind that have not joined, whether or not the provider has answered."""
         state = self._state
         begun = len(state.adding) if kind == SERVER else sum(of == kind for of, _ in state.adding_hosts.values())
         return begun + self._asked.get(kind, (0, 0.0))[0]
 
-    # -- what the adapter tells ------------------------------------------------------------------------------
+    # -- news from the shell ---------------------------------------------------------------------------------
 
     def added(self, kind: str, hosts: Sequence[str], now_s: float) -> None:
-        """The provider has begun to start these hosts."""
+        """The provider is starting these hosts."""
         self._asked.pop(kind, None)
         if kind == SERVER:
             self._state = replace(self._state, adding={**self._state.adding, **dict.fromkeys(hosts, now_s)})
@@ -157,25 +156,25 @@ class Balancer:
             self._state = replace(self._state, adding_hosts=begun)
 
     def refused(self, kind: str, now_s: float) -> None:
-        """The provider did not add what it was asked for. It is asked again after a while, if that is still wanted."""
+        """The provider refused a request for hosts. The request may be repeated after `retry_s`."""
         self._asked.pop(kind, None)
         self._refused_at[kind] = now_s
 
     def removed(self, server: str) -> None:
-        """The provider has removed a server for good."""
-        gone = (server, *(other for other in self._state.removed if other != server))
+        """The provider has removed a server permanently."""
+        removed = (server, *(other for other in self._state.removed if other != server))
         adding = {other: since for other, since in self._state.adding.items() if other != server}
-        self._state = replace(self._state, removed=gone[:REMOVED_MAX], adding=adding)
+        self._state = replace(self._state, removed=removed[:REMOVED_MAX], adding=adding)
 
     def expect(self, forecast: Forecast | None) -> None:
-        """This much load is expected from now on; None: nobody knows."""
+        """Sets the forecast of the load; None if there is none."""
         self._forecast = forecast
 
-    # -- one look --------------------------------------------------------------------------------------------
+    # -- one round -------------------------------------------------------------------------------------------
 
-    def observe(self, windows: Sequence[LoadWindow], view: View, now_s: float) -> list[Effect]:
-        """Takes windows that have closed since the last look, oldest first, and what there is now; returns what to
-        do."""
+    def observe(self, windows: Sequence[LoadWindow], view: BalancerView, now_s: float) -> list[Effect]:
+        """Takes the windows that have closed since the last call, oldest first, and the current state; returns the
+        effects."""
         for window in windows:
             self._learn(window)
         if view.ring is None:
@@ -192,7 +191,7 @@ class Balancer:
             effects += self._answer(view, view.ring, now_s)
             if self._options.auto and not self._is_busy:
                 effects += self._decide_alone(view, view.ring, now_s)
-        if self._under_way is None:
+        if self._in_progress is None:
             effects += hurries(view)
         if self._state != self._written:
             self._written = self._state
@@ -207,36 +206,36 @@ class Balancer:
         self._past = [*self._past, (float(window.end_s), sent)][-self._settings.past_windows :]
 
     def _note_members(self, ring: Ring, now_s: float) -> None:
-        """Since when each member is known; those of the first look have always been there."""
+        """Notes when each member joined; the members at the first call get `NEVER`."""
         known = self._joined_at
         if known is None:
             self._joined_at = dict.fromkeys(ring.ids, NEVER)
         else:
             self._joined_at = {server: known.get(server, now_s) for server in ring.ids}
 
-    def _go_on(self, view: View, now_s: float) -> Iterator[Effect]:
-        """Waits for the moves of the plan under way."""
+    def _go_on(self, view: BalancerView, now_s: float) -> Iterator[Effect]:
+        """Checks whether the plan under way has ended."""
         if not self._taken_over:
             self._taken_over = True
             if self._state.digest:
-                self._under_way = UnderWay.taken_over(self._state.digest, now_s, self._requests, view.units)
-        if self._under_way is None:
+                self._in_progress = PlanInProgress.taken_over(self._state.digest, now_s, self._requests, view.units)
+        if self._in_progress is None:
             return
-        ended = self._under_way.look(view.units, now_s, self._options.move_timeout_s)
+        ended = self._in_progress.look(view.units, now_s, self._options.move_timeout_s)
         if ended is None:
             return
         facts: dict[str, str | int | float] = {
             "moved": ended.moved,
             "given_up": ended.given_up,
             "late": ended.late,
-            "seconds": round(now_s - self._under_way.began_at, 3),
+            "seconds": round(now_s - self._in_progress.began_at, 3),
         }
-        yield RecordOutcome(Outcome(now_s, self._under_way.digest, "ended", facts))
-        self._under_way = None
+        yield RecordOutcome(Outcome(now_s, self._in_progress.digest, "ended", facts))
+        self._in_progress = None
         self._state = replace(self._state, digest="")
 
-    def _note_joins(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
-        """Hosts that were asked for: they have come, or have taken too long and are given up."""
+    def _note_joins(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
+        """Drops requested hosts that have joined, or have not joined in time."""
         timeout_s = self._options.join_timeout_s
         self._asked = {kind: asked for kind, asked in self._asked.items() if now_s - asked[1] < timeout_s}
         if self._state.adding_hosts:
@@ -258,9 +257,9 @@ class Balancer:
                 yield PutMark(server, Mark.OUT, f"it did not join within {timeout_s:g} s")
         self._state = replace(self._state, adding=adding)
 
-    # -- asks ------------------------------------------------------------------------------------------------
+    # -- requests of commands --------------------------------------------------------------------------------
 
-    def _answer(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _answer(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         for id, ask in sorted(view.asks.items()):
             if ask.do == "propose":
                 if self._window is None:
@@ -269,23 +268,23 @@ class Balancer:
             else:
                 yield from self._apply_for(id, ask, view, ring, now_s)
 
-    def _propose_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _propose_for(self, id: str, ask: Ask, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         try:
             decided = self._propose(ask.policy or self._options.policy, view, ring)
         except ConfigError as error:
-            yield Reply(id, Answer(str(error)))
+            yield Reply(id, AskOutcome(str(error)))
             return
         except Exception as error:
-            _log.exception("the policy failed", policy=ask.policy)
-            yield Reply(id, Answer(f"the policy failed: {error!r}"))
+            _log.exception("policy failed", policy=ask.policy)
+            yield Reply(id, AskOutcome(f"the policy failed: {error!r}"))
             return
         proposal = decided.proposal
         data, digest = proposal.encode(), proposal.digest
         yield self._record(decided, now_s, asked=True)
         yield ProposalReady(digest, data)
-        yield Reply(id, Answer("", digest, data, proposal.moves_count))
+        yield Reply(id, AskOutcome("", digest, data, proposal.moves_count))
 
-    def _apply_for(self, id: str, ask: Ask, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _apply_for(self, id: str, ask: Ask, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         why_not = None
         proposal = None
         try:
@@ -298,19 +297,19 @@ class Balancer:
             why_not = self._why_not(proposal, view, ring)
         if proposal is None or why_not is not None:
             yield RecordOutcome(Outcome(now_s, ask.digest, "refused", {"why": why_not or ""}))
-            yield Reply(id, Answer(why_not or "", ask.digest))
+            yield Reply(id, AskOutcome(why_not or "", ask.digest))
             return
         yield from self._apply(proposal, view, ring, now_s)
-        yield Reply(id, Answer("", ask.digest, b"", proposal.moves_count))
+        yield Reply(id, AskOutcome("", ask.digest, b"", proposal.moves_count))
 
     @property
     def _is_busy(self) -> bool:
-        """Whether the next plan has to wait for the one under way."""
-        return self._under_way is not None and ONE_AT_A_TIME in self._rules
+        """Whether a new plan must wait for the one under way."""
+        return self._in_progress is not None and ONE_AT_A_TIME in self._rules
 
-    def _why_not(self, proposal: Proposal, view: View, ring: Ring) -> str | None:
-        if self._under_way is not None and self._is_busy:
-            return f"the plan {self._under_way.digest[:12]} is still under way: wait until its moves have ended"
+    def _why_not(self, proposal: Proposal, view: BalancerView, ring: Ring) -> str | None:
+        if self._in_progress is not None and self._is_busy:
+            return f"the plan {self._in_progress.digest[:12]} is still under way: wait until its moves have ended"
         if ONCE in self._rules and proposal.digest in self._state.applied:
             return "the plan has changed since: this proposal was applied already"
         if BASIS not in self._rules:
@@ -320,8 +319,8 @@ class Balancer:
 
     # -- deciding --------------------------------------------------------------------------------------------
 
-    def _decide_alone(self, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
-        """Asks the policy once for each window, and does what it wants."""
+    def _decide_alone(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
+        """Calls the policy once for each window and applies its decision."""
         window = self._window
         if window is None or window.end_s <= self._judged_s:
             return
@@ -337,7 +336,7 @@ class Balancer:
         except Exception as error:
             if repr(error) != self._failure:
                 self._failure = repr(error)
-                _log.exception("the policy failed; everything stays as it is", policy=self._options.policy)
+                _log.exception("policy failed, no change made", policy=self._options.policy)
                 yield RecordOutcome(Outcome(now_s, "", "failed", {"policy": self._options.policy, "why": repr(error)}))
             return
         self._failure = ""
@@ -349,8 +348,8 @@ class Balancer:
             yield self._record(decided, now_s, asked=False)
 
     def _covers(self, window: LoadWindow, ring: Ring) -> bool:
-        """Whether a window tells of all members of the ring but those that joined too late for it; one that stays
-        silent is not waited for much longer."""
+        """Whether a window has telemetry of all ring members, except those that joined after it began. After
+        `MISSING_WINDOWS_MAX` incomplete windows the missing members are ignored."""
         joined_at = self._joined_at or {}
         expected = {server for server in ring.ids if joined_at.get(server, NEVER) <= window.start_s}
         silent = expected - {*window.hosts_of(SERVER)["host"].to_pylist()}
@@ -361,8 +360,8 @@ class Balancer:
         self._missing += 1
         return self._missing > MISSING_WINDOWS_MAX
 
-    def _propose(self, name: str, view: View, ring: Ring) -> _Decided:
-        """What a policy and the planners of other kinds want now."""
+    def _propose(self, name: str, view: BalancerView, ring: Ring) -> _Decided:
+        """The proposal of a policy and of the planners of other kinds."""
         assert self._window is not None
         decide = policy(name)
         situation = self._situation(self._window, view, ring)
@@ -390,7 +389,7 @@ class Balancer:
         record = make_record(situation, proposal, self._settings, self._window, lost, given, at_s=now_s, asked=asked)
         return RecordDecision(record, proposal.is_empty)
 
-    def _situation(self, window: LoadWindow, view: View, ring: Ring) -> Situation:
+    def _situation(self, window: LoadWindow, view: BalancerView, ring: Ring) -> Situation:
         provider = view.provider
         here = len(ring.ids)
         most = provider.servers_max if provider.spare is None else min(provider.servers_max, here + provider.spare)
@@ -411,17 +410,17 @@ class Balancer:
         history = History(*placed, self._past, self._forecast)
         return join(window, view, facts, history, self._homes, self._kinds)
 
-    # -- doing -----------------------------------------------------------------------------------------------
+    # -- applying --------------------------------------------------------------------------------------------
 
-    def _apply(self, proposal: Proposal, view: View, ring: Ring, now_s: float) -> Iterator[Effect]:
+    def _apply(self, proposal: Proposal, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         digest = proposal.digest
-        self._under_way = UnderWay(digest, now_s, self._requests)
+        self._in_progress = PlanInProgress(digest, now_s, self._requests)
         applied = (digest, *self._state.applied)[:APPLIED_MAX]
         self._state = replace(self._state, planned_at=now_s, digest=digest, applied=applied)
         for index, move in enumerate((*proposal.moves, *proposal.others)):
             kind = kind_of(move)
             request = self._requests[kind].request(move, request_id(digest, index))
-            self._under_way.ask(kind, request, now_s)
+            self._in_progress.ask(kind, request, now_s)
             if isinstance(move, ChannelMove):
                 self._moved_at[move.unit] = now_s
                 yield WriteMove(request, why_of(move, proposal.policy, digest, proposal.window_end_s, now_s))
@@ -449,11 +448,11 @@ class Balancer:
         return hosts
 
     def _may_ask(self, kind: str, now_s: float) -> bool:
-        """Whether the provider has not refused such hosts just now."""
+        """Whether enough time has passed since the provider last refused hosts of this kind."""
         return now_s - self._refused_at.get(kind, NEVER) >= self._options.retry_s
 
-    def _room(self, count: int, view: View, ring: Ring, now_s: float) -> int:
-        """How many of the servers that are wanted can be asked for."""
+    def _room(self, count: int, view: BalancerView, ring: Ring, now_s: float) -> int:
+        """How many of the wanted servers can be requested."""
         if not self._may_ask(SERVER, now_s):
             return 0
         provider = view.provider

@@ -1,6 +1,6 @@
-"""Changes: what a proposal can ask for, one tagged struct for each kind; and what a planner of a kind must offer.
+"""Changes: the content of a proposal, one tagged struct for each kind; and the interface of planners.
 
-Owns the union of changes, which is open: a new kind of unit registers its struct and brings a planner. Channels and
+Owns the union of changes, which is open: a new kind of unit registers its struct and supplies a planner. Channels and
 servers are the kinds that ship.
 """
 
@@ -19,14 +19,14 @@ from shoal.plan.signature import UnitEntry
 
 
 class Change(msgspec.Struct, frozen=True, tag_field="change"):
-    """Something to change. Each kind has a struct of its own with a tag, a `reason` and `figures`."""
+    """A change. Each kind has a struct of its own with a tag, a `reason` and `figures`."""
 
     def check(self) -> None:
-        """Refuses a change that makes no sense, with ValueError."""
+        """Raises ValueError if the change is invalid."""
 
 
 class UnitMove(Change, frozen=True):
-    """A unit to place anew. `revision` is that of the entry it is moved from, 0 if it has none."""
+    """A unit to move. `revision` is that of its current entry, 0 if it has none."""
 
     unit: bytes
     revision: int
@@ -37,20 +37,20 @@ _types: Final[list[type[Change]]] = []
 
 
 def registered(change: type[C]) -> type[C]:
-    """Adds a struct to the changes that a proposal can hold; a decorator."""
+    """Decorator: adds a struct to the changes that a proposal can contain."""
     _types.append(change)
     return change
 
 
 def read_change(value: object) -> Change:
-    """The change in a decoded value; ValueError if it is of no registered kind, or makes no sense."""
+    """The change in a decoded value; ValueError if its kind is not registered or it is invalid."""
     change: Change = msgspec.convert(value, type=Union[tuple(_types)])  # noqa: UP007 - the members are known at run time
     change.check()
     return change
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a channel is, or shall be."""
+    """A current or future placement of a channel."""
 
     mode: Mode
     servers: tuple[str, ...]
@@ -58,7 +58,7 @@ class Place(msgspec.Struct, frozen=True):
 
 @registered
 class ChannelMove(UnitMove, frozen=True, tag=CHANNEL):
-    """A channel to place anew; without an entry the ring decides where it is."""
+    """A channel to move; without an entry its current placement comes from the ring."""
 
     before: Place
     after: Place
@@ -66,13 +66,13 @@ class ChannelMove(UnitMove, frozen=True, tag=CHANNEL):
     figures: dict[str, float]
 
     def check(self) -> None:
-        """Refuses a placement that makes no sense."""
+        """Raises ValueError if the new placement is invalid."""
         check_servers(self.after.mode, self.after.servers)
 
 
 @registered
 class ServerChange(Change, frozen=True, tag=SERVER):
-    """Servers to add (`count` of them), or one to drain, or to keep after all."""
+    """Servers to add (`count`), or one server to drain, or to keep although it was being drained."""
 
     what: Literal["add", "drain", "keep"]
     server: str
@@ -92,9 +92,9 @@ class HostsWanted(Change, frozen=True, tag="hosts"):
     figures: dict[str, float]
 
     def check(self) -> None:
-        """Refuses a number of hosts that makes no sense, and servers, which only the policy adds."""
+        """Raises ValueError for an invalid count, and for servers, which only the policy adds."""
         if self.count < 1 or self.kind == SERVER:
-            raise ValueError(f"{self.count} hosts of kind {self.kind} cannot be asked for")
+            raise ValueError(f"{self.count} hosts of kind {self.kind} cannot be requested")
 
 
 class MoveAsked(Protocol):
@@ -106,7 +106,7 @@ class MoveAsked(Protocol):
 
     @property
     def id(self) -> str:
-        """Tells one request from the next; it begins with the digest of the plan."""
+        """The id of the request; it starts with the digest of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +117,15 @@ class Units:
     requests: Mapping[bytes, Any]
 
     def revision(self, unit: bytes) -> int:
-        """How new the entry of a unit is; 0 if it has none."""
+        """The revision of a unit's entry; 0 if it has none."""
         entry: UnitEntry | None = self.entries.get(unit)
         return entry.newness if entry else 0
 
 
 @dataclass(frozen=True, slots=True)
 class PlannerInput:
-    """All that a planner may look at: the load window with the hosts and units of all kinds, its units in the
-    coordinator, and by kind how many hosts were asked for and have not reported yet."""
+    """The input of a planner: the load window with the hosts and units of all kinds, the planner's units in the
+    coordinator, and by kind how many hosts were requested and have not reported yet."""
 
     window: LoadWindow
     units: Units
@@ -133,8 +133,8 @@ class PlannerInput:
 
 
 class Planner(Protocol):
-    """Plans one kind of unit beside the policy, which plans channels. The kind, its entries and its requests are those
-    of its table of steps (`shoal.plan.conductor.Steps`). It keeps no state, so that a decision can be replayed."""
+    """Plans one kind of unit; channels are planned by the policy. The kind, its entries and its requests are those of
+    its table of steps (`shoal.plan.conductor.Steps`). It keeps no state, so that decisions can be replayed."""
 
     @property
     def kind(self) -> str:
@@ -145,13 +145,13 @@ class Planner(Protocol):
         """The struct of its entries."""
 
     def read_request(self, data: bytes) -> Any:
-        """The request in `data`; PlanError if it makes no sense."""
+        """The request in `data`; PlanError if it is invalid."""
 
     def plan(self, given: PlannerInput) -> Iterable[UnitMove | HostsWanted]:
-        """The changes that are wanted now, each with its reason; a pure function."""
+        """The wanted changes, each with its reason; a pure function."""
 
     def request(self, move: Any, id: str) -> MoveAsked:
-        """The request that asks the conductor for a move."""
+        """The request to the conductor for a move."""
 
     def is_at(self, entry: Any, request: Any) -> bool:
-        """Whether an entry (None if there is none) has the unit where a request wants it."""
+        """Whether an entry (None if there is none) places the unit as requested."""

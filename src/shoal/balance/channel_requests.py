@@ -1,6 +1,6 @@
-"""The requests of channels' moves, for the plan under way. Which channels move is decided by a policy.
+"""Requests to move channels, for the plan under way. A policy decides which channels move.
 
-Owns how a change becomes a request, and when a channel is where a request wants it.
+Owns how a change becomes a request, and when a request is fulfilled.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from shoal.plan.entry import Entry
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import MoveRequest
 
-_TOLD_AT_ONCE: Final = ("drain", "lost", "merge")
-"""Reasons for which clients are told of a move at once, and not with the next message: a server is to become empty."""
+_EAGER: Final = ("drain", "lost", "merge")
+"""Reasons for which clients are notified immediately and not with the next message: a server must become empty."""
 
 
 class ChannelRequests:
-    """How channels are asked for (see `shoal.balance.change.Planner`)."""
+    """Makes and checks requests for channels (see `shoal.balance.change.Planner`)."""
 
     kind: Final = CHANNEL
 
     def request(self, move: ChannelMove, id: str) -> MoveRequest:
         """The request for a move."""
         place = move.after
-        return MoveRequest(move.unit, place.servers, place.mode, move.reason in _TOLD_AT_ONCE, id)
+        return MoveRequest(move.unit, place.servers, place.mode, move.reason in _EAGER, id)
 
     def is_at(self, entry: Entry | None, request: MoveRequest) -> bool:
-        """Whether a channel's newest placement is the one that was asked for."""
+        """Whether a channel's newest placement is the requested one."""
         if entry is None:
             return False
         placement = entry.placement

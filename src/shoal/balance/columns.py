@@ -1,17 +1,17 @@
-"""The columns that policies compute with: channels, where they are placed, and hosts, as NumPy arrays.
+"""The columns that policies compute with: channels, their placements, and hosts, as NumPy arrays.
 
-Owns the three tables and the one load model: what a channel costs each of its servers under each mode. A policy
-never deals with a channel as an object: a million of them are a few arrays, and row `i` is the same channel in all.
+Owns the three tables and the load model: what a channel costs each of its servers in each mode. Policies never handle
+channels as objects: a million channels are a few arrays, and row `i` is the same channel in all of them.
 
 The load model, for a channel with `k` servers:
 
     single             the server receives all publications and sends all deliveries
     all_subscribers    each server receives 1/k of the publications and sends 1/k of the deliveries
     all_publishers     each server receives all publications, sends 1/k of the deliveries to subscribers of the
-                       channel, and all deliveries to subscribers of patterns: these stand at every server
+                       channel, and all deliveries to subscribers of patterns, which subscribe on every server
 
-The parts are even only on average: clients keep to one server each, by their ids. Where parts were measured, they count
-instead of 1/k.
+The parts are equal only on average, because each client uses one server, chosen by its id. Measured parts are used
+instead of 1/k where there are any.
 """
 
 from __future__ import annotations
@@ -40,30 +40,30 @@ ALL_SUBSCRIBERS: Final = 1
 ALL_PUBLISHERS: Final = 2
 
 NEVER: Final = -np.inf
-"""The time of something that never happened."""
+"""The time of an event that has not happened."""
 
 
 @dataclass(frozen=True, slots=True)
 class Channels:
-    """What each channel did in the window, as rates a second, whatever servers it did it on."""
+    """The activity of each channel in the window, over all its servers, as rates per second."""
 
     names: pa.Array
     """Binary; unique."""
     publications: Floats
-    """Distinct publications, each counted once however many servers it went to."""
+    """Distinct publications, each counted once even if it went to several servers."""
     publishers: Ints
     subscribers: Ints
     messages_out: Floats
     """Deliveries to subscribers."""
     bytes_out: Floats
-    """What the deliveries weigh."""
+    """Size of the deliveries."""
     cpu_in: Floats
     """Cores that receiving all publications once would take."""
     cpu_out: Floats
     """Cores that all deliveries take."""
     pattern_part: Floats | None = None
-    """The part of the deliveries that goes to subscribers of patterns, each publication delivered to them once, by one
-    server; None: there are no such subscribers. Deliveries, their bytes and cores are counted in the same way."""
+    """The part of the deliveries that goes to subscribers of patterns, counting each publication once; None if there
+    are no such subscribers. Deliveries, bytes and cores are counted in the same way."""
 
     @property
     def to_patterns(self) -> Floats:
@@ -81,14 +81,14 @@ class Channels:
 
 @dataclass(frozen=True, slots=True)
 class Placements:
-    """Where each channel is, row by row: the servers of row `i` are `servers[offsets[i]:offsets[i + 1]]`."""
+    """The placement of each channel: the servers of row `i` are `servers[offsets[i]:offsets[i + 1]]`."""
 
     mode: Modes
     offsets: Ints
     servers: Hosts32
     """Rows of the host table. A row has at least one server, each at most once."""
     parts: Floats | None = None
-    """The part of its channel's deliveries that each element of `servers` has, as measured; None: all are even."""
+    """The measured part of its channel's deliveries for each element of `servers`; None if all parts are equal."""
 
     def __len__(self) -> int:
         return len(self.mode)
@@ -100,7 +100,7 @@ class Placements:
 
     @property
     def part(self) -> Floats:
-        """The part of its channel's deliveries that each element of `servers` has."""
+        """The part of its channel's deliveries for each element of `servers`."""
         return 1.0 / np.repeat(self.degree, self.degree) if self.parts is None else self.parts
 
     @property
@@ -120,7 +120,7 @@ class Placements:
 
     @classmethod
     def build(cls, mode: npt.ArrayLike, servers: list[tuple[int, ...]]) -> Placements:
-        """From one tuple of servers a row; for few rows."""
+        """Placements from one tuple of servers per row; for few rows."""
         offsets = np.zeros(len(servers) + 1, np.int64)
         np.cumsum([len(row) for row in servers], out=offsets[1:])
         flat = np.fromiter((server for row in servers for server in row), np.int32, int(offsets[-1]))
@@ -129,33 +129,33 @@ class Placements:
 
 @dataclass(frozen=True, slots=True)
 class Hosts:
-    """The servers: what each can carry, what it carried, and whether it may take channels."""
+    """The servers: capacity, measured load, and whether they may take channels."""
 
     ids: tuple[str, ...]
     capacity: Floats
-    """Bytes a second that it may send."""
+    """Bytes per second that it may send."""
     cpu_capacity: Floats
     """Cores that it may use: 1 for a server that carries messages on one thread."""
     bytes_out: Floats
-    """Bytes a second that it sent, as measured, whatever for."""
+    """Measured bytes per second that it sent, including those that belong to no channel."""
     cpu: Floats
-    """Cores that it used, as measured."""
+    """Measured cores that it used."""
     cost: Floats
-    """Cost of an hour, in any unit, the same for all."""
+    """Cost per hour, in one unit for all servers."""
     takes: Bools
-    """Whether it may receive channels: it is in the ring, is known to live and is not being drained."""
+    """Whether it may receive channels: it is in the ring, alive and not being drained."""
     heard: Bools
-    """Whether the window tells of it, or it came too late for that and is empty. Of one that did not report nobody
-    knows what it carries: it is left as it is."""
+    """Whether the window has telemetry of it, or it joined after the window began and is empty. The load of other
+    servers is unknown; they are left unchanged."""
     joined_at: Floats
-    """Since when it is in the pool, in seconds; `NEVER` for always."""
+    """When it joined the pool, in seconds; `NEVER` if it was there at the start."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
 
 def shares(channels: Channels, placements: Placements) -> tuple[Floats, Floats]:
-    """What each element of `placements.servers` costs its server: bytes a second out, and cores."""
+    """The load that each element of `placements.servers` puts on its server: bytes per second sent, and cores."""
     rows, parts = placements.rows, placements.part
     everywhere = placements.mode[rows] == ALL_PUBLISHERS
     receives = np.where(everywhere, 1.0, parts)
@@ -168,12 +168,13 @@ def shares(channels: Channels, placements: Placements) -> tuple[Floats, Floats]:
 
 
 def sent_part(part: Numbers, pattern_part: Numbers) -> Numbers:
-    """What a server of an all_publishers placement sends of a channel of whose own subscribers it has a part."""
+    """The part of a channel's deliveries sent by a server of an `all_publishers` placement that has `part` of the
+    channel's own subscribers."""
     return part * (1.0 - pattern_part) + pattern_part
 
 
 def host_loads(channels: Channels, placements: Placements, hosts: int) -> tuple[Floats, Floats]:
-    """What the channels cost each of the first `hosts` servers by this model: bytes a second out, and cores."""
+    """The load of the channels on each of the first `hosts` servers by this model: bytes per second sent, and cores."""
     bytes_out, cpu = shares(channels, placements)
     return (
         np.bincount(placements.servers, bytes_out, hosts).astype(np.float64, copy=False),

@@ -1,7 +1,7 @@
-"""A decision: what a policy wants changed, still in columns.
+"""A decision: the changes that a policy wants, in columns.
 
-Owns the record, the reasons, and how a decision changes placements. `shoal.balance.proposal` puts names and words to
-it.
+Owns the record, the reasons, and how a decision changes placements. `shoal.balance.proposal` turns it into a proposal
+with names.
 """
 
 from __future__ import annotations
@@ -15,36 +15,36 @@ from shoal.balance.columns import Floats, Hosts32, Ints, Modes, Placements
 
 
 class Reason(enum.StrEnum):
-    """Why a channel moves, or servers come and go."""
+    """Why a channel moves, or servers are added or removed."""
 
     OVERLOAD = "overload"
     """Its server is above the high ratio."""
     REPLICATE = "replicate"
-    """One server, or as many as now, cannot or should not carry it."""
+    """It needs more servers than it has."""
     MERGE = "merge"
-    """Fewer servers than now are enough for it."""
+    """It needs fewer servers than it has."""
     DRAIN = "drain"
-    """Its server is to be freed."""
+    """Its server is being drained."""
     LOST = "lost"
     """Its server is dead."""
     SPREAD = "spread"
-    """A better balance, though nobody is above the high ratio."""
+    """A better balance, although no server is above the high ratio."""
     HASH = "hash"
-    """The hash of its name says so (baselines)."""
+    """The hash of its name decides (baselines)."""
     GROW = "grow"
-    """The servers are too few for the load that is there or to come."""
+    """There are too few servers for the present or expected load."""
     SHRINK = "shrink"
     """Fewer servers are enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Channels to place anew, and servers to add, to drain, or to keep after all.
+    """Channels to move, and servers to add, to drain, or to keep although they were being drained.
 
-    Rows of `moves` are channels of the situation, each at most once; `placements` has one row for each of them, with
-    servers that are hosts of the situation. `reasons` has one for each move, `figures` one row for each move under the
-    names in `figure_names`: the measurements behind it (load ratio of the server left and of the server chosen before
-    and after, the channel's own load ...).
+    `moves` are rows of channels of the situation, each at most once; `placements` has one row for each of them, with
+    servers that are hosts of the situation. `reasons` has one element for each move. `figures` has one row for each
+    move and a column for each of `figure_names`: the measurements behind the move (load ratio of the old and of the new
+    server before and after, the channel's own load, ...).
     """
 
     moves: Ints
@@ -54,9 +54,9 @@ class Decision:
     figures: Floats
     add: int = 0
     drain: Hosts32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Hosts to free: nothing is placed there any more, and their channels go elsewhere, now or over the next plans."""
+    """Hosts to drain: they take no more channels, and their channels leave with this plan or the next ones."""
     keep: Hosts32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    """Hosts that were being drained and shall stay."""
+    """Hosts that were being drained and are kept."""
     server_reason: Reason | None = None
     server_figures: dict[str, float] = field(default_factory=dict)
 
@@ -65,19 +65,19 @@ class Decision:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is to stay as it is."""
+        """Whether the decision changes nothing."""
         return not len(self.moves) and not self.add and not len(self.drain) and not len(self.keep)
 
     @classmethod
     def nothing(cls) -> Decision:
-        """Leave everything as it is."""
+        """A decision that changes nothing."""
         empty = Placements(np.zeros(0, np.int8), np.zeros(1, np.int64), np.zeros(0, np.int32))
         return cls(np.zeros(0, np.int64), empty, (), (), np.zeros((0, 0)))
 
 
 def changed(placements: Placements, moves: Ints, new: Placements) -> Placements:
-    """The placements after some rows were placed anew. A channel that keeps its mode and the number of its servers
-    keeps its parts too, turn by turn, for its clients do."""
+    """The placements after the moves. A channel that keeps its mode and its number of servers keeps its measured parts,
+    position by position, because its clients keep their positions."""
     degree = placements.degree.copy()
     degree[moves] = new.degree
     offsets = np.zeros(len(placements) + 1, np.int64)

@@ -1,6 +1,6 @@
-"""What the balancer is handed, and what it hands back.
+"""The inputs and effects of the balancer's core.
 
-Owns the two vocabularies: the view of the coordinator and the provider, and the effects that an adapter carries out.
+Owns both: the view of the coordinator and the provider, and the effects that the shell carries out.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.change import Units
-from shoal.balance.recording import DecisionRecord, Outcome
-from shoal.balance.records import Answer, Ask, BalancerState, Why
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
@@ -21,28 +21,28 @@ from shoal.plan.ring import Ring
 
 
 class ProviderState(msgspec.Struct, frozen=True):
-    """What the provider says: how many servers there may be, which ones it has, and what a new one would be like."""
+    """The state of the provider: its limits, its servers, and the capacity and cost of a new one."""
 
     servers_min: int
     servers_max: int
     servers: tuple[str, ...] = ()
-    """The servers that it could remove."""
+    """The servers that it can remove."""
     spare: int | None = None
-    """How many it could still add; None if only `servers_max` is in the way."""
+    """How many servers it can still add; None if only `servers_max` limits it."""
     knows_all: bool = False
-    """Whether a server that is not among them does not run: it was ended, or never was."""
+    """Whether servers that are not in `servers` are known not to run."""
     is_fixed: bool = False
-    """Whether nobody can add or remove servers."""
+    """Whether servers cannot be added or removed."""
     new_capacity: float = 125_000_000.0
-    """Bytes a second that a new server may send."""
+    """Bytes per second that a new server may send."""
     new_cpu_capacity: float = 1.0
     """Cores that a new server may use."""
     new_cost: float = 1.0
-    """Cost of an hour of a new server."""
+    """Cost of a new server per hour."""
 
 
-class View(msgspec.Struct, frozen=True):
-    """What the coordinator and the provider hold. Entries are those that carry the cluster's signature."""
+class BalancerView(msgspec.Struct, frozen=True):
+    """The state of the coordinator and the provider. All entries have a valid signature of the cluster."""
 
     ring: Ring | None
     entries: Mapping[bytes, Entry]
@@ -51,9 +51,9 @@ class View(msgspec.Struct, frozen=True):
     provider: ProviderState
     asks: Mapping[str, Ask] = {}
     proposals: Mapping[str, bytes] = {}
-    """The bytes of proposals that may be applied, by digest."""
+    """The bytes of proposals that can be applied, by digest."""
     recorded: Set[str] = frozenset()
-    """Servers that are drained and hold records that are not archived."""
+    """Drained servers with records that are not archived."""
     others: Mapping[str, Units] = {}
     """Units of other kinds, by kind."""
 
@@ -64,27 +64,27 @@ class View(msgspec.Struct, frozen=True):
 
 
 class WriteMove(msgspec.Struct, frozen=True):
-    """A request for the conductor of channels, and why: `shoal plan explain` tells it."""
+    """A request to the conductor of channels, and its reason, which `shoal plan explain` shows."""
 
     request: MoveRequest
     why: Why
 
 
 class WriteUnitMove(msgspec.Struct, frozen=True):
-    """A request for the conductor of another kind of unit."""
+    """A request to the conductor of another kind of unit."""
 
     kind: str
     request: Any
 
 
 class HurryMove(msgspec.Struct, frozen=True):
-    """A request for the conductor of channels to tell clients at once of a move that they are told of lazily."""
+    """A request to the conductor of channels to notify clients immediately of a move that notifies them lazily."""
 
     request: MoveRequest
 
 
 class PutMark(msgspec.Struct, frozen=True):
-    """The state of a server in the pool from now on; None: a home that takes channels."""
+    """The new pool state of a server; None: a home that takes channels."""
 
     server: str
     mark: Mark | None
@@ -92,7 +92,7 @@ class PutMark(msgspec.Struct, frozen=True):
 
 
 class AddHosts(msgspec.Struct, frozen=True):
-    """Hosts of a kind to ask the provider for; `Balancer.added` or `Balancer.refused` is told what came of it."""
+    """Hosts to request from the provider; the result is passed to `Balancer.added` or `Balancer.refused`."""
 
     kind: str
     count: int
@@ -100,29 +100,30 @@ class AddHosts(msgspec.Struct, frozen=True):
 
 
 class RemoveServer(msgspec.Struct, frozen=True):
-    """A server that the provider shall remove; `Balancer.removed` is told when it has. If not, this comes again."""
+    """A server to remove through the provider. `Balancer.removed` is called on success; otherwise the effect is
+    repeated."""
 
     server: str
 
 
 class PutState(msgspec.Struct, frozen=True):
-    """What a balancer that takes over must know."""
+    """State to store for the next leader."""
 
     state: BalancerState
 
 
 class ProposalReady(msgspec.Struct, frozen=True):
-    """A proposal that may be applied later, by its digest."""
+    """A proposal to store so that it can be applied by its digest."""
 
     digest: str
     data: bytes
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to an ask, which ends it."""
+    """The answer to an ask; the ask is deleted."""
 
     id: str
-    answer: Answer
+    answer: AskOutcome
 
 
 class RecordDecision(msgspec.Struct, frozen=True):
@@ -133,7 +134,7 @@ class RecordDecision(msgspec.Struct, frozen=True):
 
 
 class RecordOutcome(msgspec.Struct, frozen=True):
-    """What became of a proposal, for the audit log."""
+    """The outcome of a proposal, for the audit log."""
 
     outcome: Outcome
 

@@ -1,7 +1,7 @@
-"""A forecast: what all servers together are expected to send, over time.
+"""A forecast: the expected total rate of bytes sent by all servers, over time.
 
-Owns the record and the one question that a policy asks it: by what factor will the load be higher within a while? Who
-makes forecasts, and of what, is not known here.
+Owns the record and the one query that policies make: by what factor will the load rise within a given time? How
+forecasts are made is not known here.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ import numpy as np
 from shoal.balance.columns import Floats
 
 RISE_MIN: Final = 1.02
-"""A rise below this is none."""
+"""Smaller rises are ignored."""
 RISE_MAX: Final = 3.0
-"""A rise above this is not believed."""
+"""Larger rises are limited to this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Expected load, straight between points. Nothing is said of what is before the first and after the last."""
+    """Expected load, interpolated linearly between points; undefined before the first and after the last."""
 
     at_s: Floats
-    """In seconds of the clock that windows have, rising."""
+    """Increasing times, in seconds of the windows' clock."""
     bytes_out: Floats
-    """Bytes a second."""
+    """Bytes per second."""
 
     def rise(self, now_s: float, within_s: float) -> float:
-        """The factor by which the load of now will have risen at its highest within a while; 1 if it will not, or if
-        nobody can say.
+        """The largest factor by which the load will rise within `within_s`; 1 if it will not rise or the forecast does
+        not cover the time.
 
-        It is a factor of the forecast's own load of now, not of the measured one: on a day that is busier than expected
-        the peak will be so too.
+        The factor is relative to the forecast's own load at `now_s`, not to the measured load: on a day that is busier
+        than expected, the peak will be higher too.
         """
         if not len(self.at_s):
             return 1.0

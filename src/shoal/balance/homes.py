@@ -1,7 +1,6 @@
-"""Homes: where the ring puts channels without an entry, remembered because hashing a million names takes seconds.
+"""A cache of homes: where the ring places channels without an entry. Hashing a million names takes seconds.
 
-Owns the memory, and nothing else: what it remembers is what the ring says. The caller keeps it from window to
-window.
+Owns the cache only; the ring decides the homes. The caller keeps the cache from window to window.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from shoal.balance.columns import Hosts32
 from shoal.plan.ring import Ring
 
 HOMES_MAX: Final = 4_000_000
-"""Names that are remembered. Beyond, all are forgotten but those that are asked for."""
+"""Names in the cache. Above it all are dropped except those of the current call."""
 
 
 class Homes:
-    """The homes of channels by one ring, the last that was asked about. Guests come and go without any change."""
+    """The homes of channels in the ring of the last call. Changes of the ring's guests do not invalidate it."""
 
     def __init__(self, names_max: int = HOMES_MAX) -> None:
         self._names_max = names_max
@@ -31,7 +30,7 @@ class Homes:
         return len(self._known)
 
     def of(self, ring: Ring, names: Sequence[bytes]) -> Hosts32:
-        """The home of each channel, as its place in `ring.homes`."""
+        """The home of each channel, as an index into `ring.homes`."""
         if ring.homes != self._homes:
             self._homes, self._known = ring.homes, {}
         found = np.fromiter(map(self._known.get, names, repeat(-1)), np.int32, len(names))

@@ -1,8 +1,8 @@
-"""A proposal: the changes that are wanted, in bytes that are the same wherever they are made.
+"""A proposal: the wanted changes, in canonical bytes.
 
-Owns the record, its canonical bytes and its digest, and the check that the plan is still the one it was made from. A
-proposal is shown, kept and applied as one: to apply a digest is to apply exactly the bytes that have it. It holds the
-policy's decision about channels and servers, and what the planners of other kinds want (`shoal.balance.change`).
+Owns the record, its canonical bytes and its digest, and the check that the plan has not changed since. A proposal is
+shown, stored and applied as a whole: applying a digest applies exactly the bytes with that digest. It contains the
+policy's decision about channels and servers, and the changes of the planners of other kinds (`shoal.balance.change`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ FORMAT: Final = 2
 
 
 class Proposal(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be changed, and what it was decided from.
+    """The changes, and what they were decided from.
 
     `settings` is the digest of the settings, `basis` that of the plan: the ring's version and the revisions of the
-    units concerned. `changes` are of the types in `shoal.balance.change`. The ratios are those of the busiest server,
-    by the load model, before and after.
+    moved units. `changes` are of the types in `shoal.balance.change`. The ratios are those of the busiest server before
+    and after, by the load model.
     """
 
     format: int = FORMAT
@@ -47,12 +47,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything is to stay as it is."""
+        """Whether the proposal changes nothing."""
         return not self.changes
 
     @property
     def moves(self) -> tuple[ChannelMove, ...]:
-        """The channels to place anew."""
+        """The channels to move."""
         return tuple(change for change in self.changes if isinstance(change, ChannelMove))
 
     @property
@@ -67,12 +67,12 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def moves_count(self) -> int:
-        """How many units of all kinds move."""
+        """Number of units of all kinds that move."""
         return sum(isinstance(change, UnitMove) for change in self.changes)
 
     @property
     def hosts(self) -> tuple[HostsWanted, ...]:
-        """The hosts of other kinds than servers to add."""
+        """The hosts to add that are not servers."""
         return tuple(change for change in self.changes if isinstance(change, HostsWanted))
 
     def encode(self) -> bytes:
@@ -81,7 +81,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> str:
-        """The SHA-256 of the canonical bytes: the proposal's name."""
+        """The SHA-256 of the canonical bytes, which identifies the proposal."""
         return digest_of(self.encode())
 
 
@@ -90,7 +90,7 @@ _decoder: Final = msgspec.msgpack.Decoder(Proposal)
 
 
 def digest_of(data: bytes) -> str:
-    """The digest of bytes."""
+    """The SHA-256 of `data` in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -100,37 +100,38 @@ def settings_digest(settings: BalanceSettings) -> str:
 
 
 def decode_proposal(data: bytes) -> Proposal:
-    """The proposal in `data`; PlanError if it is none, or not in its canonical form."""
+    """The proposal in `data`; PlanError if it is invalid or not in canonical form."""
     try:
         proposal = _decoder.decode(data)
         if proposal.format != FORMAT:
             raise ValueError(f"it is of format {proposal.format}, this process knows {FORMAT}")
         proposal = replace(proposal, changes=tuple(map(read_change, proposal.changes)))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PlanError(f"that is no proposal: {error}") from error
+        raise PlanError(f"not a proposal: {error}") from error
     if proposal.encode() != data:
-        raise PlanError("the bytes of the proposal are not in their canonical form", do="propose again")
+        raise PlanError("the bytes of the proposal are not in canonical form", do="propose again")
     return proposal
 
 
 def upgrade_proposal(data: bytes) -> Proposal:
-    """A proposal of format 1, which had no kinds, so that old decisions can be shown. PlanError if `data` is none."""
+    """Converts a proposal of format 1, which had no kinds, so that old decisions can be shown; PlanError if `data` is
+    not one."""
     try:
         old = msgspec.msgpack.decode(data, type=dict[str, Any])
         moves = [{"change": CHANNEL, "unit": move.pop("channel"), **move} for move in old.pop("moves")]
         servers = [{"change": SERVER, **change} for change in old.pop("servers")]
         return msgspec.convert({**old, "changes": tuple(map(read_change, (*moves, *servers)))}, Proposal)
     except (msgspec.DecodeError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise PlanError(f"that is no proposal of format 1: {error}") from error
+        raise PlanError(f"not a proposal of format 1: {error}") from error
 
 
 def basis_of(ring_version: int, revisions: Iterable[tuple[str, bytes, int]]) -> str:
-    """The digest of the part of the plan that a proposal was made from: kind, name and revision of its units."""
+    """The digest of the part of the plan that a proposal is based on: kind, name and revision of its units."""
     return digest_of(_encoder.encode((ring_version, sorted(revisions))))
 
 
 def kind_of(move: UnitMove) -> str:
-    """The kind of the unit that moves."""
+    """The kind of the moved unit."""
     return str(type(move).__struct_config__.tag)
 
 
@@ -144,8 +145,8 @@ def make_proposal(
     revision_of: Callable[[bytes], int],
     others: Iterable[UnitMove | HostsWanted] = (),
 ) -> Proposal:
-    """Puts names to a decision. `revision_of` tells how new the entry of a channel is, 0 if it has none. `others` are
-    the changes that the planners of other kinds want."""
+    """Makes the proposal of a decision. `revision_of` returns the revision of a channel's entry, 0 if it has none.
+    `others` are the changes of the planners of other kinds."""
     wanted = tuple(others)
     hosts = tuple(change for change in wanted if isinstance(change, HostsWanted))
     moves = (*_moves(situation, decision, revision_of), *(move for move in wanted if isinstance(move, UnitMove)))
@@ -163,7 +164,7 @@ def make_proposal(
 
 
 def why_stale(proposal: Proposal, ring_version: int, revision_of: Callable[[str, bytes], int]) -> str | None:
-    """Why a proposal may not be applied to the plan any more; None if the plan is the one that it was made from."""
+    """Why a proposal can no longer be applied; None if the plan has not changed since it was made."""
     if ring_version != proposal.ring_version:
         return (
             f"the plan has changed since: the ring was version {proposal.ring_version}, and is version {ring_version}"
@@ -176,12 +177,12 @@ def why_stale(proposal: Proposal, ring_version: int, revision_of: Callable[[str,
         return f"the plan has changed since: {names}{more} moved meanwhile"
     revisions = ((kind_of(move), move.unit, revision_of(kind_of(move), move.unit)) for move in moves)
     if basis_of(ring_version, revisions) != proposal.basis:
-        return "the proposal does not say truly what it was made from"
+        return "the proposal's digest of its plan is wrong"
     return None
 
 
 def expected_ratios(situation: Situation, decision: Decision) -> tuple[float, float]:
-    """The load ratio of the busiest server by the load model, before and after."""
+    """The load ratio of the busiest server before and after, by the load model."""
     after = changed(situation.placements, decision.moves, decision.placements)
     residual = situation.residual()
     return _max_ratio(situation, situation.placements, residual), _max_ratio(situation, after, residual)
@@ -195,7 +196,7 @@ def _max_ratio(situation: Situation, placements: Placements, residual: tuple[Flo
 
 
 def _ratio(load: Floats, capacity: Floats) -> Floats:
-    """Load by capacity; a server that can carry nothing, as a dead one, counts for nothing."""
+    """Load divided by capacity; 0 for servers without capacity, such as dead ones."""
     return np.divide(load, capacity, out=np.zeros_like(load), where=capacity > 0)
 
 

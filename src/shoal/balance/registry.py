@@ -1,4 +1,4 @@
-"""The registry of kinds: what the leader needs of each kind of unit to measure, plan and move it.
+"""The registry of kinds: what the leader needs to measure, plan and move each kind of unit.
 
 Owns the two records. The kinds that ship are listed in `shoal.load_kinds`; everything that handles all kinds takes a
 `Registry` as an argument.
@@ -25,8 +25,8 @@ def ring_hosts(ring: Ring | None) -> Ring | None:
 
 @dataclass(frozen=True, slots=True)
 class ManagedKind:
-    """A kind of unit that moves. `steps` makes its table of steps; `hosts` tells that table where units may live, None
-    as long as nothing can be decided. A kind without a planner moves on request; channels are planned by the policy."""
+    """A kind of unit that moves. `steps` creates its table of steps; `hosts` returns the hosts for that table, None
+    while nothing can be decided. A kind without a planner moves on request; channels are planned by the policy."""
 
     steps: Callable[[Limits, Rules], Steps[Any, Any, Any, Any]]
     planner: Planner | None = None
@@ -42,5 +42,5 @@ class Registry:
 
     @property
     def planners(self) -> tuple[Planner, ...]:
-        """The planners of other kinds than channels."""
+        """The planners of all kinds except channels."""
         return tuple(kind.planner for kind in self.units if kind.planner is not None)

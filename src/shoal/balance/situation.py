@@ -1,8 +1,8 @@
-"""A situation: all that a policy may look at, and nothing else.
+"""A situation: the only input of a policy besides its settings.
 
-Owns the record. The three arguments of a policy (load window, plan, pool) travel as one, because their rows belong
-together: channel `i` and host `j` are the same in all columns. `shoal.balance.joining` makes one from a load window, a
-plan and a pool; the flow simulator makes them directly.
+Owns the record. The three arguments of a policy (load window, plan, pool) are passed as one, because their rows belong
+together: channel `i` and host `j` are the same in all columns. `shoal.balance.situation_builder` joins a load window, a
+plan and a pool into a situation; the flow simulator creates situations directly.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from shoal.balance.forecast import Forecast
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """What the provider could do: how many servers there may be, and what a new one would be like."""
+    """The limits of the provider: how many servers there may be, and the capacity and cost of a new one."""
 
     servers_min: int
     servers_max: int
     adding: int
-    """Servers that were asked for and have not joined yet."""
+    """Servers that were requested and have not joined yet."""
     new_capacity: float
-    """Bytes a second that a new server may send."""
+    """Bytes per second that a new server may send."""
     new_cpu_capacity: float
     new_cost: float
 
@@ -31,10 +31,10 @@ class Pool:
 class Situation:
     """One moment: the window that ended at `at_s`, the plan in force, the pool.
 
-    `moved_at` says for each channel when it was last placed (`NEVER` if not), `planned_at` when the last plan was
-    made. `past_at` and `past_bytes_out` are the ends of the last windows and all that was sent in them (bytes a
-    second), oldest first, this window included: what a trend is seen from. `forecast` is what is expected, if anybody
-    expects anything.
+    `moved_at` is when each channel was last placed (`NEVER` if it was not), `planned_at` when the last plan was made.
+    `past_at` and `past_bytes_out` are the ends of the last windows and the total that was sent in them (bytes per
+    second), oldest first and including this window; trends are estimated from them. `forecast` is the expected load,
+    if there is a forecast.
     """
 
     at_s: float
@@ -49,6 +49,6 @@ class Situation:
     forecast: Forecast | None = None
 
     def residual(self) -> tuple[Floats, Floats]:
-        """What hosts carry beside the channels (bytes a second, cores): it stays wherever channels go."""
+        """The load of hosts that belongs to no channel (bytes per second, cores). It stays when channels move."""
         bytes_out, cpu = host_loads(self.channels, self.placements, len(self.hosts))
         return (self.hosts.bytes_out - bytes_out).clip(min=0.0), (self.hosts.cpu - cpu).clip(min=0.0)

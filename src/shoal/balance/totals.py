@@ -1,20 +1,20 @@
-"""Totals: what each channel did, whatever servers it did it on, from what each server saw of it.
+"""Totals: the figures of each channel over all its servers, from the figures of each server.
 
-Owns how figures of several servers become one, which depends on the mode: every server of an `all_publishers`
-placement sees every publication, every server of an `all_subscribers` placement every subscriber. What a channel costs
-its server is declared by its kind (`shoal.load.kinds`).
+Owns how figures of several servers are combined. It depends on the mode: every server of an `all_publishers` placement
+sees every publication, every server of an `all_subscribers` placement every subscriber. The cost of a channel to its
+server is declared by its kind (`shoal.load.kinds`).
 
     mode               publications  publishers  subscribers  deliveries, bytes
     single             sum           largest     largest      sum
     all_subscribers    sum           sum         largest      sum
     all_publishers     largest       largest     sum          sum, but patterns: mean
 
-Every server of an `all_publishers` placement sends every publication to the subscribers of patterns too. Deliveries
-are divided by the number of such subscribers and of the channel's own; the bytes are divided in the same way, though a
-message to a pattern is longer by the pattern.
+Every server of an `all_publishers` placement also sends every publication to the subscribers of patterns. Deliveries
+are split in proportion to the numbers of pattern subscribers and of the channel's own subscribers. Bytes are split in
+the same way, although a message to a pattern is longer by the length of the pattern.
 
 A channel with the mode `single` is on two servers while it moves. Then each publication is on one of them and each
-client on both, so that the largest count is the nearest.
+client on both, so the largest count is the best estimate.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def channel_totals(
 ) -> Channels:
     """The channels of a situation.
 
-    `units` are the rows of channels in a load window, `rows` says which channel each of them is of; `cost` is what
-    channels cost of processor time, `cores` what one piece of that work took, row by row.
+    `units` are the rows of channels in a load window, and `rows` the channel of each of them. `cost` is the cost model
+    of processor time, `cores` the cores per unit of that work, row by row.
     """
     columns = {name: units[name].to_numpy() for name in _FIGURES}
     count = len(names)
@@ -49,7 +49,7 @@ def channel_totals(
     to_patterns = pattern_share(units)
 
     def once(values: Floats) -> tuple[Floats, Floats]:
-        """Deliveries as they were if each publication went to one server; those to patterns."""
+        """Deliveries if each publication went to one server, and the part to patterns."""
         patterns = _sum(rows, values * to_patterns, count) / times_received
         return _sum(rows, values * (1.0 - to_patterns), count) + patterns, patterns
 
@@ -76,10 +76,10 @@ def channel_totals(
 
 
 def pattern_share(units: pa.Table) -> Floats:
-    """For each row of a load window the part of its deliveries that went to subscribers of patterns."""
+    """For each row of a load window, the part of its deliveries that went to subscribers of patterns."""
     patterns: Floats = units["pattern_subscribers"].to_numpy().astype(np.float64)
-    everybody: Floats = patterns + units["subscribers"].to_numpy()
-    return np.divide(patterns, everybody, out=np.zeros(len(patterns)), where=everybody > 0)
+    total: Floats = patterns + units["subscribers"].to_numpy()
+    return np.divide(patterns, total, out=np.zeros(len(patterns)), where=total > 0)
 
 
 _FIGURES: Final = ("publications", "forwarded", "messages_sent", "bytes_out", "publishers", "subscribers")

@@ -16,7 +16,7 @@ from shoal.cli.output import Subparsers, add_command
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
-    from shoal.balance.options import BalancerOptions
+    from shoal.balance.balancer_options import BalancerOptions
 
 URL_VARIABLE: Final = "SHOAL_URL"
 READER_VARIABLE: Final = "SHOAL_READER"

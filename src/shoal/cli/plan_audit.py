@@ -17,7 +17,7 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.errors import PlanError
 
 if TYPE_CHECKING:
-    from shoal.balance.records import Why
+    from shoal.balance.balancer_keys import Why
     from shoal.leader.audit_log import AuditLog
 
 _TIMEOUT_S: Final = 5.0
@@ -93,7 +93,7 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[Explanation]:
-    from shoal.balance import records
+    from shoal.balance import balancer_keys
     from shoal.plan import keys
     from shoal.plan.book import PlanBook
     from shoal.plan.format import require_format
@@ -103,7 +103,7 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
-        kept = await coordinator.list(records.WHY_PREFIX)
+        kept = await coordinator.list(balancer_keys.WHY_PREFIX)
     key = key or stored.get(keys.PUBLIC_KEY)
     if key is None or keys.RING_KEY not in stored:
         raise PlanError("the coordinator has no plan yet", do="start the servers' agents and a balancer")
@@ -112,9 +112,11 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     for name, data in stored.items():
         if keys.entry_unit(name) is not None:
             book.accept_entry(data)
-    whys = {channel: value for name, value in kept.items() if (channel := records.why_channel(name)) is not None}
+    whys = {channel: value for name, value in kept.items() if (channel := balancer_keys.why_channel(name)) is not None}
     return [
-        _explanation(book, channel, records.decode(whys[channel].value, records.Why) if channel in whys else None)
+        _explanation(
+            book, channel, balancer_keys.decode(whys[channel].value, balancer_keys.Why) if channel in whys else None
+        )
         for channel in channels or sorted(book.entries)
     ]
 
@@ -165,7 +167,7 @@ def _explanation_text(found: Explanation) -> str:
 
 def run_audit(args: argparse.Namespace) -> int:
     """List decisions."""
-    from shoal.balance.recording import proposal_of
+    from shoal.balance.decision_record import proposal_of
 
     log = _log(args)
     outcomes: dict[str, list[Any]] = {}
@@ -200,7 +202,7 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
-    from shoal.balance.recording import RECORD_VERSION
+    from shoal.balance.decision_record import RECORD_VERSION
 
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
     wanted = [f"{decision['moves']} moves", *decision["servers"], *decision["hosts"]]
@@ -213,7 +215,7 @@ def _decision_text(decision: dict[str, Any]) -> str:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Repeat a decision; exit status 0 only if it is the same."""
-    from shoal.balance.recording import replay
+    from shoal.balance.decision_record import replay
     from shoal.load_kinds import REGISTRY
 
     path = Path(args.record)

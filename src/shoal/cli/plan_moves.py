@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
     from shoal.plan.book import PlanBook
     from shoal.plan.entry import Entry
-    from shoal.plan.move_request import MoveRequest, Report
+    from shoal.plan.move_request import MoveReport, MoveRequest
     from shoal.plan.placement import Placement
 
 
@@ -85,7 +85,7 @@ def _requests(stored: list[bytes]) -> dict[bytes, MoveRequest]:
     return found
 
 
-def _reports(stored: list[bytes]) -> dict[str, Report]:
+def _reports(stored: list[bytes]) -> dict[str, MoveReport]:
     from shoal.plan.move_request import decode_report
 
     found = {}
@@ -98,7 +98,7 @@ def _reports(stored: list[bytes]) -> dict[str, Report]:
     return found
 
 
-def _moving(book: PlanBook, entry: Entry, requested: bool, reports: dict[str, Report]) -> MoveView:
+def _moving(book: PlanBook, entry: Entry, requested: bool, reports: dict[str, MoveReport]) -> MoveView:
     ring = book.ring
     assert ring is not None
     concerned = dict.fromkeys((*entry.servers, *entry.helped, ring.home(entry.unit)))
@@ -132,7 +132,7 @@ def _requested(book: PlanBook, request: MoveRequest) -> MoveView:
     )
 
 
-def _server(server: str, entry: Entry, report: Report | None) -> ServerMoveView:
+def _server(server: str, entry: Entry, report: MoveReport | None) -> ServerMoveView:
     said = report.channels.get(entry.unit) if report else None
     if said is None:
         return ServerMoveView(server, False, None, None, False)

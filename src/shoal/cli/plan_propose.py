@@ -19,9 +19,9 @@ from shoal.cli.output import Subparsers, add_command, result
 from shoal.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from shoal.balance.balancer_keys import Ask, AskOutcome
     from shoal.balance.change import Change, ChannelMove, ServerChange
     from shoal.balance.proposal import Proposal
-    from shoal.balance.records import Answer, Ask
     from shoal.coordination.interface import Coordinator
 
 _TIMEOUT_S: Final = 5.0
@@ -67,8 +67,8 @@ def _add_timeout(parser: argparse.ArgumentParser) -> None:
 
 def run_propose(args: argparse.Namespace) -> int:
     """Ask for a proposal."""
+    from shoal.balance.balancer_keys import Ask
     from shoal.balance.proposal import decode_proposal, digest_of
-    from shoal.balance.records import Ask
     from shoal.cli.balancer import checked_policy
 
     if args.policy:
@@ -85,7 +85,7 @@ def run_propose(args: argparse.Namespace) -> int:
 
 def run_apply(args: argparse.Namespace) -> int:
     """Apply a proposal."""
-    from shoal.balance.records import Ask
+    from shoal.balance.balancer_keys import Ask
 
     digest = _digest_of_file(Path(args.proposal))
     answer = _request(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
@@ -103,7 +103,7 @@ def _digest_of_file(path: Path) -> str | None:
     return decode_proposal(path.read_bytes()).digest
 
 
-def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> Answer:
+def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> AskOutcome:
     from shoal.cli.plan import coordinator_of
 
     if not 0 < args.timeout < math.inf:
@@ -112,28 +112,28 @@ def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> An
     return asyncio.run(_ask(url, ask, args.timeout, resolve))
 
 
-async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> Answer:
+async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> AskOutcome:
     """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
-    from shoal.balance import records
+    from shoal.balance import balancer_keys
     from shoal.runtime import PRODUCTION
 
     id = secrets.token_hex(8)
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
         if resolve:
             ask = msgspec.structs.replace(ask, digest=await _whole_digest(coordinator, ask.digest))
-        await coordinator.put(records.ask_key(id), records.encode(ask))
+        await coordinator.put(balancer_keys.ask_key(id), balancer_keys.encode(ask))
         try:
-            answer = await _answer(coordinator, records.answer_key(id), wait_s)
+            answer = await _answer(coordinator, balancer_keys.answer_key(id), wait_s)
         finally:
-            await coordinator.delete(records.ask_key(id))
-            await coordinator.delete(records.answer_key(id))
+            await coordinator.delete(balancer_keys.ask_key(id))
+            await coordinator.delete(balancer_keys.answer_key(id))
     if answer.error:
         raise PlanError(answer.error)
     return answer
 
 
-async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
-    from shoal.balance import records
+async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> AskOutcome:
+    from shoal.balance import balancer_keys
 
     until = time.monotonic() + wait_s
     while (stored := await coordinator.get(key)) is None:
@@ -142,12 +142,12 @@ async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> Answer:
                 f"no balancer answered within {wait_s:g} s", do="start one (shoal balancer), or see its log"
             )
         await asyncio.sleep(_POLL_S)
-    return records.decode(stored.value, records.Answer)
+    return balancer_keys.decode(stored.value, balancer_keys.AskOutcome)
 
 
 async def _whole_digest(coordinator: Coordinator, beginning: str) -> str:
     """Complete the beginning of a digest."""
-    from shoal.balance.records import PROPOSALS_PREFIX
+    from shoal.balance.balancer_keys import PROPOSALS_PREFIX
 
     known = [key.removeprefix(PROPOSALS_PREFIX) for key in await coordinator.list(PROPOSALS_PREFIX)]
     found = [digest for digest in known if digest.startswith(beginning)]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from shoal.coordination.interface import Coordinator
-    from shoal.load.record import Record
+    from shoal.load.record import TelemetryRecord
     from shoal.plan.ring import Ring, ServerAddress
     from shoal.plan.signature import Verifier
 
@@ -245,7 +245,7 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerRow], list[Cha
     return servers, channels[:channels_max]
 
 
-def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record | None, str | None]:
+def _last_record(source: Source, server: ServerAddress) -> tuple[float, TelemetryRecord | None, str | None]:
     """Return the time of the last record and the record, or the problem."""
     from shoal.load.record import DATA_FIELD, decode
     from shoal.load_kinds import KINDS
@@ -268,7 +268,7 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Record |
         return 0.0, None, "its telemetry stream has invalid data"
 
 
-def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerRow:
+def summarize(server: ServerAddress, record: TelemetryRecord, age_s: float) -> ServerRow:
     """Return the row of a server."""
     row: Mapping[str, Any] = record.host
     interval_s = row["interval_s"] or 1.0
@@ -289,11 +289,11 @@ def summarize(server: ServerAddress, record: Record, age_s: float) -> ServerRow:
     )
 
 
-def _sum(record: Record, column: str) -> int:
+def _sum(record: TelemetryRecord, column: str) -> int:
     return int(record.tables[CHANNEL][column].sum())
 
 
-def busiest(server: str, record: Record, channels_max: int) -> Iterable[ChannelLoad]:
+def busiest(server: str, record: TelemetryRecord, channels_max: int) -> Iterable[ChannelLoad]:
     """Return the rows of the channels with the most output, at most `channels_max`."""
     import numpy as np
 

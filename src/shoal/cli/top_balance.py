@@ -18,7 +18,7 @@ from shoal.errors import CoordinatorError, PlanError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from shoal.balance.records import BalancerState, Why
+    from shoal.balance.balancer_keys import BalancerState, Why
     from shoal.coordination.interface import Coordinator, Versioned
     from shoal.plan.keys import Mark
     from shoal.plan.ring import Ring
@@ -85,7 +85,7 @@ class BalanceReader:
 
     async def look(self, ring: Ring) -> BalanceView:
         """Read the current state; missing permissions are shown in the view."""
-        from shoal.balance.records import STATE_KEY, BalancerState, decode
+        from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
         from shoal.plan import keys
 
         try:
@@ -101,7 +101,7 @@ class BalanceReader:
         return view_of(ring, marks, state, self._whys, time.time())
 
     async def _read_whys(self, state: Versioned | None) -> None:
-        from shoal.balance.records import WHY_PREFIX, Why, decode, why_channel
+        from shoal.balance.balancer_keys import WHY_PREFIX, Why, decode, why_channel
 
         version = state.version if state else 0
         if version == self._read_at:

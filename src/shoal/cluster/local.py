@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from shoal.balance.options import DEFAULT_OPTIONS
+from shoal.balance.balancer_options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing

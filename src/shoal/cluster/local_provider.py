@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.cluster.control_socket import request
 from shoal.cluster.state import StateDir
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from shoal.balance.records import WINDOWS_KEY, decode
-from shoal.balance.window_source import Standing
+from shoal.balance.balancer_keys import WINDOWS_KEY, decode
+from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError, PlanError, VersionError
 from shoal.leader.keeper_shell import LEASES, KeeperView
@@ -57,7 +57,7 @@ class RingWatch:
             windows=await self._windows() if led else None,
         )
 
-    async def _windows(self) -> Standing | None:
+    async def _windows(self) -> WindowRoute | None:
         """Return the source of load windows, as recorded by the balancer."""
         stored = await self._coordinator.get(WINDOWS_KEY)
-        return decode(stored.value, Standing) if stored else None
+        return decode(stored.value, WindowRoute) if stored else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.cluster.child import ChildStatus
 
 
@@ -34,5 +34,5 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     servers: tuple[ServerStatus, ...]
     processes: tuple[ChildStatus, ...]
     trouble: str | None
-    windows: Standing | None = None
+    windows: WindowRoute | None = None
     """The source of the balancer's load windows; None without a balancer."""

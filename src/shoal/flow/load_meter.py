@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from shoal.balance.columns import NEVER, Channels, Floats, Ints, Placements
 from shoal.balance.forecast import Forecast
-from shoal.balance.joining import SETTLED_S
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
+from shoal.balance.situation_builder import SETTLED_S
 from shoal.flow.model import MeasureModel, ServerModel
 from shoal.flow.pool import ServerPool
 from shoal.flow.server_queues import QueueStep

@@ -1,1 +1,1 @@
-"""The process that decides: ring keeper, mover and balancer, with their shells."""
+"""The leader, the process that decides: ring keeper, conductor and balancer, with their shells."""

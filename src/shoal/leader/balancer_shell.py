@@ -1,8 +1,8 @@
-"""The balancer at work: reads telemetry, folds it, hands all there is to the core, carries out what the core decides.
+"""The balancer's shell: reads and folds telemetry, passes it to the core, and carries out the core's effects.
 
-Owns the balancer's turns, its calls to the provider and its audit log. It works while this process holds the lease of
-the plan; each time in the lead begins with a new core, from what the coordinator holds. The core's turns, which take
-long where channels are many, run in a thread, so that the lease is kept meanwhile. Decides nothing:
+Owns the balancer's loop, its calls to the provider and its audit log. It works while this process holds the lease of
+the plan; each term as leader starts with a new core and the state in the coordinator. The core runs in a thread,
+because it takes long with many channels and the lease must be renewed meanwhile. Decides nothing:
 `shoal.balance.balancer` does.
 """
 
@@ -16,8 +16,11 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome, proposal_of
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     HurryMove,
     ProposalReady,
@@ -27,21 +30,18 @@ from shoal.balance.effects import (
     RecordOutcome,
     RemoveServer,
     Reply,
-    View,
     WriteMove,
     WriteUnitMove,
 )
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome, proposal_of
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.warming import warm_up
-from shoal.balance.window_source import Standing, Way, WindowSource
+from shoal.balance.warm_up import warm_up
+from shoal.balance.window_source import Way, WindowRoute, WindowSource
 from shoal.coordination.interface import Lease
 from shoal.errors import ShoalError
 from shoal.leader import metrics
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.forecast_file import ForecastFile
 from shoal.leader.providers import Provider
 from shoal.leader.record_watch import RecordWatch
@@ -70,36 +70,36 @@ STATE_FIRST: Final = rule(
 
 
 _GATHER_S: Final = 0.02
-"""How long news may gather before a look."""
+"""How long changes are collected before the next round."""
 _RETRY_S: Final = 1.0
-"""Pause after trouble, before everything is read anew."""
+"""Pause after an error, before the state is read again."""
 _REFUSED_LOG_S: Final = 60.0
-"""Least time between two log lines about telemetry that cannot be read."""
+"""Shortest time between two log lines about unreadable telemetry."""
 _log: Final = get_log(__name__)
 
 
 class Audit(Protocol):
-    """Puts decisions on record; the calls may block."""
+    """Records decisions; the calls may block."""
 
     def write_decision(self, record: DecisionRecord, *, quiet: bool) -> object:
-        """Puts a decision on record; `quiet` if it changes nothing."""
+        """Records a decision; `quiet` if it changes nothing."""
 
     def write_outcome(self, outcome: Outcome) -> object:
-        """Puts on record what became of one."""
+        """Records the outcome of a decision."""
 
 
-class Balancing:
-    """Runs a balancer. `leading` says by which right, or None while another process leads. `poll_s` is how often it
-    looks without news; `spark` reads the load windows that a Spark job hands over, if there shall be one; `records`
-    says which drained servers hold records, if those are waited for; `registry` has the kinds of units and hosts."""
+class BalancerShell:
+    """Runs a balancer. `leading` returns the right to write the plan, None while another process leads. `poll_s` is the
+    interval of rounds without changes; `spark` reads the load windows of a Spark job, if one is configured; `records`
+    knows which drained servers hold records, if these must be archived; `registry` has the kinds of units and hosts."""
 
     def __init__(
         self,
-        store: BalancingStore,
+        store: BalancerStore,
         reader: TelemetryReader,
         provider: Provider,
         audit: Audit,
-        leading: Callable[[], Leading | None],
+        leading: Callable[[], Leadership | None],
         settings: BalanceSettings,
         options: BalancerOptions,
         changed: asyncio.Event,
@@ -126,7 +126,7 @@ class Balancing:
         self._rules = rules
         self._wall = wall
         self._windows = WindowSource(wall(), wanted=spark is not None)
-        self._standing: Standing | None = None
+        self._route: WindowRoute | None = None
         self._expected = ForecastFile(options.forecast, wall)
         self._core: Balancer | None = None
         self._token = 0
@@ -138,11 +138,11 @@ class Balancing:
 
     @property
     def fold_counters(self) -> FoldCounters:
-        """What became of the telemetry that was read in this time in the lead."""
+        """Counters of the telemetry that was read in this term as leader."""
         return self._fold.counters
 
     async def run(self) -> None:
-        """Balances until it is cancelled; trouble is reported and waited out."""
+        """Balances until it is cancelled; logs errors and retries."""
         follow = asyncio.create_task(self._store.follow(), name="balancer-watch")
         self._start(self._warm_up())
         if self._spark is not None:
@@ -166,7 +166,7 @@ class Balancing:
         if leading is None:
             self._core = None
             self._reader.follow(())
-            self._reader.take()  # read and not folded: it would be old load in the next lead
+            self._reader.take()  # discarded: it would be outdated in the next term as leader
             if self._records is not None:
                 self._records.follow(())
             return
@@ -179,12 +179,12 @@ class Balancing:
             await asyncio.sleep(_RETRY_S)
         except Exception:
             if not self._trouble:
-                _log.exception("the balancer failed; it tries again")
+                _log.exception("balancer failed, retrying")
             self._core = None
             self._trouble = "the balancer failed"
             await asyncio.sleep(_RETRY_S)
 
-    async def _look(self, leading: Leading) -> None:
+    async def _look(self, leading: Leadership) -> None:
         lease = leading.lease
         if self._core is None or lease.token != self._token:
             state, moved_at = await self._store.load()
@@ -193,15 +193,17 @@ class Balancing:
             if FRESH_LOAD in self._rules:
                 self._fold = FoldState()
             self._windows = WindowSource(self._wall(), wanted=self._spark is not None)
-            self._standing = None
+            self._route = None
             self._token = lease.token
-            _log.info("balances", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at))
+            _log.info(
+                "balancer started", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at)
+            )
         core = self._core
         self._reader.follow(leading.ring.servers if leading.ring else ())
         for news in self._news:
             news(core)
         self._news.clear()
-        view = View(
+        view = BalancerView(
             leading.ring,
             self._store.entries,
             self._store.requests,
@@ -214,19 +216,19 @@ class Balancing:
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, self._wall())
         metrics.MOVES_WAITING.set(core.waiting)
-        await self._say_which_windows(leading.fence)
+        await self._publish_route(leading.fence)
         await self._carry_out(effects, leading.fence, core)
 
-    def _holding(self, leading: Leading) -> frozenset[str]:
-        """The drained servers that hold records which nobody has archived."""
+    def _holding(self, leading: Leadership) -> frozenset[str]:
+        """The drained servers with records that are not archived."""
         if self._records is None or leading.ring is None:
             return frozenset()
         marks = self._store.marks
         self._records.follow(server for server in leading.ring.servers if marks.get(server.id) is Mark.DRAIN)
         return self._records.holding
 
-    def _think(self, core: Balancer, read: pa.Table, view: View, now_s: float) -> list[Effect]:
-        """Folds what was read, and asks the core; in a thread."""
+    def _think(self, core: Balancer, read: pa.Table, view: BalancerView, now_s: float) -> list[Effect]:
+        """Folds the telemetry and calls the core; runs in a thread."""
         windows: list[LoadWindow]
         garbage = self._fold.counters.garbage
         windows, self._fold = fold(self._fold, read, now_s, self._settings, self._registry.load)
@@ -239,38 +241,38 @@ class Balancing:
         return core.observe(windows, view, now_s)
 
     def _report_refused(self, read: pa.Table, now_s: float) -> None:
-        """Logs why telemetry cannot be read, once in a while."""
+        """Logs why telemetry cannot be read, at most every `_REFUSED_LOG_S`."""
         if now_s - self._refused_at < _REFUSED_LOG_S:
             return
         self._refused_at = now_s
         for row, why in refusals(read, 1, self._registry.load):
             host = read["host"][row].as_py()
-            _log.warning("telemetry cannot be read; load windows lack it", host=host, why=why)
+            _log.warning("unreadable telemetry dropped", host=host, why=why)
 
-    async def _say_which_windows(self, fence: Lease | None) -> None:
-        """Writes down and reports where load windows come from, when that has changed."""
-        standing, before = self._windows.standing, self._standing
-        if standing == before:
+    async def _publish_route(self, fence: Lease | None) -> None:
+        """Stores and logs the source of load windows when it has changed."""
+        route, before = self._windows.route, self._route
+        if route == before:
             return
-        await self._store.put_windows(standing, fence)
-        self._standing = standing
-        metrics.FROM_SPARK.set(standing.way is Way.SPARK)
-        if standing.way is Way.SPARK:
-            _log.info("load windows come from Spark now", why=standing.why)
+        await self._store.put_windows(route, fence)
+        self._route = route
+        metrics.FROM_SPARK.set(route.way is Way.SPARK)
+        if route.way is Way.SPARK:
+            _log.info("load windows now come from Spark", why=route.why)
         elif before is not None:
             metrics.FALLBACKS.inc()
-            _log.warning("load windows are folded in process again", why=standing.why)
+            _log.warning("load windows are folded in process again", why=route.why)
 
     async def _warm_up(self) -> None:
-        """Loads the policy while there is nothing to decide; what is wrong with it shows when it is asked."""
+        """Loads the policy before the first decision. Errors are ignored here; they show in the first decision."""
         with contextlib.suppress(Exception):
             await asyncio.to_thread(warm_up, self._options.policy, self._settings)
 
-    # -- doing -----------------------------------------------------------------------------------------------
+    # -- effects ---------------------------------------------------------------------------------------------
 
     async def _carry_out(self, effects: list[Effect], fence: Lease | None, core: Balancer) -> None:
-        """Puts decisions on record, then does them, then says what came of them. The state is written first, so that
-        the next leader knows what it may find, and that a deposed one gets no further."""
+        """Records decisions, carries them out, and then answers. The state is written first, so that the next leader
+        knows which requests may exist, and that the fence stops a deposed leader here."""
         for effect in effects:
             if isinstance(effect, RecordDecision):
                 await self._record(effect)
@@ -291,7 +293,7 @@ class Balancing:
                 case PutMark():
                     await self._store.put_mark(effect, fence)
                     _log.info(
-                        "a server stands otherwise in the pool",
+                        "server pool state changed",
                         server=effect.server,
                         mark=effect.mark.value if effect.mark else "home",
                         why=effect.why,
@@ -302,14 +304,14 @@ class Balancing:
                     await self._store.reply(effect, fence)
                     if effect.answer.error:
                         metrics.REFUSALS.inc()
-                        _log.warning("what was asked for was refused", why=effect.answer.error)
+                        _log.warning("request refused", why=effect.answer.error)
         if state is not None and STATE_FIRST not in self._rules:
             await self._store.put_state(state, fence)
         for call in calls:
             self._start(self._add(call, fence) if isinstance(call, AddHosts) else self._remove(call))
 
     async def _record(self, effect: RecordDecision | RecordOutcome) -> None:
-        """Writes to the audit log; what cannot be written is reported, and decided all the same."""
+        """Writes to the audit log. A failed write is logged and does not stop the decision."""
         try:
             if isinstance(effect, RecordDecision):
                 self._report_decision(effect)
@@ -318,7 +320,7 @@ class Balancing:
                 self._report_outcome(effect)
                 await asyncio.to_thread(self._audit.write_outcome, effect.outcome)
         except OSError as error:
-            _log.error("the audit log cannot be written", why=str(error))
+            _log.error("audit log cannot be written", why=str(error))
 
     def _report_decision(self, effect: RecordDecision) -> None:
         proposal = proposal_of(effect.record)
@@ -342,13 +344,13 @@ class Balancing:
             count = outcome.facts.get(how, 0)
             if isinstance(count, int) and count:
                 metrics.MOVES_ENDED.labels(how).inc(count)
-        _log.info("a plan goes on", digest=outcome.digest[:12], state=outcome.state, **outcome.facts)
+        _log.info("plan outcome", digest=outcome.digest[:12], state=outcome.state, **outcome.facts)
 
     # -- the provider ----------------------------------------------------------------------------------------
 
     def _start(self, call: Coroutine[Any, Any, None]) -> None:
-        """Begins work that no turn waits for, as a call to the provider, of which the core is told before its next
-        look."""
+        """Starts a task that rounds do not await, such as a call to the provider. The core gets its result before the
+        next round."""
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
@@ -362,12 +364,12 @@ class Balancing:
                     await self._store.put_mark(PutMark(host, Mark.GUEST, "it is added"), fence)
         except (ShoalError, OSError) as error:
             metrics.REFUSALS.inc()
-            _log.warning("no host was added", kind=kind, wanted=wanted.count, why=str(error))
+            _log.warning("hosts not added", kind=kind, wanted=wanted.count, why=str(error))
             self._tell(lambda core: core.refused(kind, self._wall()))
             return
         if kind == SERVER:
             metrics.SERVERS_ADDED.inc(len(hosts))
-        _log.info("hosts are added", kind=kind, hosts=",".join(hosts))
+        _log.info("hosts being added", kind=kind, hosts=",".join(hosts))
         self._tell(lambda core: core.added(kind, hosts, self._wall()))
 
     async def _remove(self, remove: RemoveServer) -> None:
@@ -376,25 +378,25 @@ class Balancing:
             self._tell(lambda core: core.removed(remove.server))
         except (ShoalError, OSError) as error:
             metrics.REFUSALS.inc()
-            _log.warning("a server was not removed", server=remove.server, why=str(error))
+            _log.warning("server not removed", server=remove.server, why=str(error))
             return
         metrics.SERVERS_REMOVED.inc()
-        _log.info("a server is removed", server=remove.server)
+        _log.info("server removed", server=remove.server)
 
     def _tell(self, news: Callable[[Balancer], None]) -> None:
         self._news.append(news)
         self._changed.set()
 
-    # -- small things ----------------------------------------------------------------------------------------
+    # -- errors and waiting ----------------------------------------------------------------------------------
 
     def _complain(self, trouble: str) -> None:
-        """Says what is in the way, once."""
+        """Logs an error that prevents balancing, once."""
         if trouble and trouble != self._trouble:
             _log.warning("load is not balanced", why=trouble)
         self._trouble = trouble
 
     async def _wait(self) -> None:
-        """Until there is news, or it is time; news that come together are looked at together."""
+        """Waits for a change or the poll interval, then a moment more, so that one round handles several changes."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._poll_s):
                 await self._changed.wait()

@@ -1,6 +1,6 @@
-"""What the balancer sees of the coordinator, and how it writes there.
+"""The balancer's access to the coordinator.
 
-Owns the copies of the areas that concern the balancer, and the bytes of what it writes. Every write is fenced by the
+Owns copies of the key ranges that the balancer needs, and the encoding of its writes. Every write is fenced by the
 lease of the plan. Decides nothing: `shoal.balance.balancer` does.
 """
 
@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from shoal.balance import records
+from shoal.balance import balancer_keys
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.change import Planner, Units
 from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
-from shoal.balance.records import Answer, Ask, BalancerState, Why
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
 from shoal.leader.mirror import Mirror
@@ -28,14 +28,14 @@ from shoal.plan.move_request import MoveRequest, decode_request, encode_body
 from shoal.plan.signature import Verifier
 
 ANSWERS_MAX: Final = 64
-"""Answers that nobody has read. The oldest are dropped by the next leader."""
+"""Unread answers that are kept. A new leader drops the oldest above it."""
 
 _log: Final = get_log(__name__)
 
 
-class BalancingStore:
-    """The coordinator as the balancer sees it. `changed` is set when there is news. `planners` are those of other kinds
-    of units than channels."""
+class BalancerStore:
+    """The coordinator as the balancer uses it. `changed` is set at every change. `planners` are those of units other
+    than channels."""
 
     def __init__(
         self,
@@ -49,15 +49,15 @@ class BalancingStore:
         self._entries = Mirror(coordinator, keys.entries_prefix(), self._read_entry, changed)
         self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
         self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
-        self._asks = Mirror(coordinator, records.ASKS_PREFIX, _read_ask, changed)
-        self._proposals = Mirror(coordinator, records.PROPOSALS_PREFIX, _read_proposal, changed)
+        self._asks = Mirror(coordinator, balancer_keys.ASKS_PREFIX, _read_ask, changed)
+        self._proposals = Mirror(coordinator, balancer_keys.PROPOSALS_PREFIX, _read_proposal, changed)
 
         self._others = {
             planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
         }
 
     async def follow(self) -> None:
-        """Keeps the copies until it is cancelled."""
+        """Updates the copies until it is cancelled."""
         mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._marks, self._asks, self._proposals]
         mirrors += [mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)]
         async with asyncio.TaskGroup() as group:
@@ -68,12 +68,12 @@ class BalancingStore:
 
     @property
     def entries(self) -> dict[bytes, Entry]:
-        """The entries that carry the cluster's signature; a copy."""
+        """The entries with a valid signature of the cluster; a copy."""
         return dict(self._entries.values)
 
     @property
     def requests(self) -> dict[bytes, MoveRequest]:
-        """The moves that are asked for; a copy."""
+        """The requested moves; a copy."""
         return dict(self._requests.values)
 
     @property
@@ -85,12 +85,12 @@ class BalancingStore:
 
     @property
     def marks(self) -> dict[str, Mark]:
-        """How servers stand in the pool; a copy."""
+        """The pool states of servers; a copy."""
         return dict(self._marks.values)
 
     @property
     def asks(self) -> dict[str, Ask]:
-        """What others ask of the balancer; a copy."""
+        """The requests of commands to the balancer; a copy."""
         return dict(self._asks.values)
 
     @property
@@ -99,32 +99,32 @@ class BalancingStore:
         return {digest: stored.value for digest, stored in self._proposals.values.items()}
 
     async def load(self) -> tuple[BalancerState, dict[bytes, float]]:
-        """What the balancer before has left: its state, and when each channel was last placed."""
-        stored = await self._coordinator.get(records.STATE_KEY)
+        """The state of the previous leader's balancer, and when each channel was last placed."""
+        stored = await self._coordinator.get(balancer_keys.STATE_KEY)
         state = BalancerState()
         try:
             if stored is not None:
-                state = records.decode(stored.value, BalancerState)
+                state = balancer_keys.decode(stored.value, BalancerState)
         except PlanError as error:
-            _log.warning("the state of the balancer before is of no use", why=str(error))
+            _log.warning("unreadable balancer state ignored", why=str(error))
         moved_at: dict[bytes, float] = {}
-        for key, kept in (await self._coordinator.list(records.WHY_PREFIX)).items():
-            channel = records.why_channel(key)
+        for key, kept in (await self._coordinator.list(balancer_keys.WHY_PREFIX)).items():
+            channel = balancer_keys.why_channel(key)
             try:
                 if channel is not None:
-                    moved_at[channel] = records.decode(kept.value, Why).at_s
+                    moved_at[channel] = balancer_keys.decode(kept.value, Why).at_s
             except PlanError:
                 continue
         return state, moved_at
 
     # -- writing ---------------------------------------------------------------------------------------------
 
-    async def put_windows(self, standing: Standing, fence: Lease | None) -> None:
-        """Says where load windows come from."""
-        await self._coordinator.put(records.WINDOWS_KEY, records.encode(standing), fence=fence)
+    async def put_windows(self, route: WindowRoute, fence: Lease | None) -> None:
+        """Stores the source of load windows."""
+        await self._coordinator.put(balancer_keys.WINDOWS_KEY, balancer_keys.encode(route), fence=fence)
 
     async def write_moves(self, moves: Sequence[WriteMove | WriteUnitMove | HurryMove], fence: Lease | None) -> None:
-        """Asks for moves, and says why if they are new. A request of another writer for the same unit stays."""
+        """Writes requests for moves, and their reasons if they are new. An existing request for a unit is kept."""
         requests = [
             KeyWrite(keys.move_key(move.request.unit, kind), encode_body(kind, move.request), 0)
             for move in moves
@@ -132,7 +132,7 @@ class BalancingStore:
             or move.request.unit not in self._requests.values
         ]
         whys = [
-            KeyWrite(records.why_key(move.request.unit), records.encode(move.why))
+            KeyWrite(balancer_keys.why_key(move.request.unit), balancer_keys.encode(move.why))
             for move in moves
             if isinstance(move, WriteMove)
         ]
@@ -141,7 +141,7 @@ class BalancingStore:
                 raise outcome
 
     async def put_mark(self, put: PutMark, fence: Lease | None) -> None:
-        """Says how a server stands in the pool from now on."""
+        """Stores the pool state of a server."""
         key = keys.pool_key(put.server)
         if put.mark is None:
             await self._coordinator.delete(key, fence=fence)
@@ -152,32 +152,34 @@ class BalancingStore:
             self._marks.take(key, Versioned(value, version))
 
     async def put_state(self, put: PutState, fence: Lease | None) -> None:
-        """Keeps what the next balancer must know."""
-        await self._coordinator.put(records.STATE_KEY, records.encode(put.state), fence=fence)
+        """Stores the state that the next leader needs."""
+        await self._coordinator.put(balancer_keys.STATE_KEY, balancer_keys.encode(put.state), fence=fence)
 
     async def put_proposal(self, ready: ProposalReady, fence: Lease | None) -> None:
-        """Keeps a proposal to be applied, and forgets the oldest beyond the limit."""
-        key = records.proposal_key(ready.digest)
+        """Stores a proposal so that it can be applied, and drops the oldest above the limit."""
+        key = balancer_keys.proposal_key(ready.digest)
         version = await self._coordinator.put(key, ready.data, fence=fence)
         self._proposals.take(key, Versioned(ready.data, version))
         by_age = sorted(self._proposals.values.items(), key=lambda item: item[1].version)
-        for digest, _ in by_age[: -records.PROPOSALS_MAX]:
-            await self._coordinator.delete(records.proposal_key(digest), fence=fence)
-            self._proposals.take(records.proposal_key(digest), None)
+        for digest, _ in by_age[: -balancer_keys.PROPOSALS_MAX]:
+            await self._coordinator.delete(balancer_keys.proposal_key(digest), fence=fence)
+            self._proposals.take(balancer_keys.proposal_key(digest), None)
 
     async def reply(self, reply: Reply, fence: Lease | None) -> None:
-        """Answers an ask, which ends it."""
+        """Stores the answer to an ask and deletes the ask."""
         try:
-            await self._coordinator.put(records.answer_key(reply.id), records.encode(reply.answer), fence=fence)
+            await self._coordinator.put(
+                balancer_keys.answer_key(reply.id), balancer_keys.encode(reply.answer), fence=fence
+            )
         except CoordinatorError as error:
-            too_large = records.encode(Answer(f"the answer cannot be kept: {error}", reply.answer.digest))
-            await self._coordinator.put(records.answer_key(reply.id), too_large, fence=fence)
-        await self._coordinator.delete(records.ask_key(reply.id), fence=fence)
-        self._asks.take(records.ask_key(reply.id), None)
+            too_large = balancer_keys.encode(AskOutcome(f"the answer cannot be stored: {error}", reply.answer.digest))
+            await self._coordinator.put(balancer_keys.answer_key(reply.id), too_large, fence=fence)
+        await self._coordinator.delete(balancer_keys.ask_key(reply.id), fence=fence)
+        self._asks.take(balancer_keys.ask_key(reply.id), None)
 
     async def sweep(self, fence: Lease | None) -> None:
-        """Drops old answers that nobody has read."""
-        answers = await self._coordinator.list(records.ANSWERS_PREFIX)
+        """Drops the oldest unread answers above `ANSWERS_MAX`."""
+        answers = await self._coordinator.list(balancer_keys.ANSWERS_PREFIX)
         by_age: Iterable[str] = sorted(answers, key=lambda key: answers[key].version)
         for key in list(by_age)[:-ANSWERS_MAX]:
             await self._coordinator.delete(key, fence=fence)
@@ -187,13 +189,13 @@ class BalancingStore:
         try:
             entry = self._verifier.entry(stored.value)
         except ForgedEntryError as error:
-            _log.warning("an entry is not believed", key=key, why=str(error))
+            _log.warning("invalid plan entry ignored", key=key, why=str(error))
             return None
         return (entry.unit, entry) if entry.unit == channel else None
 
 
 class _UnitMirrors:
-    """The entries and requests of a kind of unit that has a planner of its own."""
+    """The entries and requests of one kind of unit with its own planner."""
 
     def __init__(self, coordinator: Coordinator, verifier: Verifier, planner: Planner, changed: asyncio.Event) -> None:
         self._verifier = verifier
@@ -205,7 +207,7 @@ class _UnitMirrors:
         try:
             entry = self._verifier.line(stored.value, self._planner.entry_type)
         except ForgedEntryError as error:
-            _log.warning("an entry is not believed", key=key, why=str(error))
+            _log.warning("invalid plan entry ignored", key=key, why=str(error))
             return None
         return (entry.unit, entry) if keys.entry_unit(key, self._planner.kind) == entry.unit else None
 
@@ -232,11 +234,11 @@ def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:
 
 def _read_ask(key: str, stored: Versioned) -> tuple[str, Ask] | None:
     try:
-        return key.removeprefix(records.ASKS_PREFIX), records.decode(stored.value, Ask)
+        return key.removeprefix(balancer_keys.ASKS_PREFIX), balancer_keys.decode(stored.value, Ask)
     except PlanError as error:
-        _log.warning("what is asked of the balancer cannot be read", key=key, why=str(error))
+        _log.warning("unreadable request to the balancer ignored", key=key, why=str(error))
         return None
 
 
 def _read_proposal(key: str, stored: Versioned) -> tuple[str, Versioned]:
-    return key.removeprefix(records.PROPOSALS_PREFIX), stored
+    return key.removeprefix(balancer_keys.PROPOSALS_PREFIX), stored

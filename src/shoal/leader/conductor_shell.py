@@ -1,6 +1,6 @@
-"""The conductor's shell: follows requests, reports and entries of one kind of unit, writes what the core decides.
+"""The conductor's shell: watches requests, reports and entries of one kind of unit, and writes the core's decisions.
 
-Owns the turns and the calls to the coordinator, for every migration protocol. It works while this process holds the
+Owns the loop and the calls to the coordinator, for every migration protocol. It works while this process holds the
 keeper's lease, and every write is fenced by it. Decides nothing: `shoal.plan.conductor` does.
 """
 
@@ -17,17 +17,17 @@ from shoal.errors import ConflictError, CoordinatorError, ProtocolError
 from shoal.leader.mirror import Mirror
 from shoal.logs import get_log
 from shoal.plan import keys
-from shoal.plan.conductor import Conductor, DropRequest, E, H, P, PutEntry, Q, Steps, View
+from shoal.plan.conductor import Conductor, ConductorView, DropRequest, E, H, P, PutEntry, Q, Steps
 from shoal.plan.ring import Ring
 from shoal.plan.signature import Signer
 
 _GATHER_S: Final = 0.01
-"""How long news may gather before a look."""
+"""How long changes are collected before the next round."""
 _log: Final = get_log(__name__)
 
 
-class Leading(msgspec.Struct, frozen=True):
-    """The right to write the plan, and the ring to go by. Every write is fenced by `fence`, which is the lease."""
+class Leadership(msgspec.Struct, frozen=True):
+    """The right to write the plan, and the current ring. Every write is fenced by `fence`, which is the lease."""
 
     lease: Lease
     ring: Ring | None
@@ -35,16 +35,16 @@ class Leading(msgspec.Struct, frozen=True):
 
 
 class ConductorShell(Generic[E, H, P, Q]):
-    """Moves the units of one kind by its table of steps. `leading` is the right to do so, or None while another process
-    leads; each time in the lead begins with a new conductor. `hosts` tells where units may live, given the ring;
-    `poll_s` is how often to look without news."""
+    """Moves the units of one kind by its table of steps. `leading` returns the right to do so, None while another
+    process leads; each term as leader starts with a new conductor. `hosts` returns the hosts of units, given the ring;
+    `poll_s` is the interval of rounds without changes."""
 
     def __init__(
         self,
         coordinator: Coordinator,
         steps: Steps[E, H, P, Q],
         signer: Signer,
-        leading: Callable[[], Leading | None],
+        leading: Callable[[], Leadership | None],
         hosts: Callable[[Ring | None], H | None],
         poll_s: float,
     ) -> None:
@@ -65,7 +65,7 @@ class ConductorShell(Generic[E, H, P, Q]):
         self._reports = Mirror(coordinator, keys.reports_prefix(kind), self._read_report, self._changed)
 
     async def run(self) -> None:
-        """Moves units until it is cancelled; trouble with the coordinator is reported and waited out."""
+        """Moves units until it is cancelled; logs errors of the coordinator and retries."""
         mirrors = (self._entries, self._requests, self._reports)
         watches = [asyncio.create_task(mirror.follow(), name="conductor-watch") for mirror in mirrors]
         try:
@@ -77,7 +77,7 @@ class ConductorShell(Generic[E, H, P, Q]):
             await asyncio.gather(*watches, return_exceptions=True)
 
     async def _turn(self) -> float:
-        """One look; returns how long to wait for news before the next."""
+        """One round; returns how long to wait for a change before the next."""
         self._changed.clear()
         try:
             leading = self._leading()
@@ -90,14 +90,16 @@ class ConductorShell(Generic[E, H, P, Q]):
             self._complain(str(error))
             return self._poll_s
         except Exception:
-            _log.exception("the conductor failed; it tries again", kind=self._steps.kind)
+            _log.exception("conductor failed, retrying", kind=self._steps.kind)
             self._conductor = None
             return self._poll_s
 
-    async def _look(self, leading: Leading) -> float:
+    async def _look(self, leading: Leadership) -> float:
         if self._conductor is None or leading.lease.token != self._token:
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
-        view = View(self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values)
+        view = ConductorView(
+            self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values
+        )
         writes = self._conductor.observe(view, self._clock())
         trouble = await self._write(writes, leading.fence) if writes else None
         self._complain(trouble)
@@ -109,8 +111,8 @@ class ConductorShell(Generic[E, H, P, Q]):
         return self._poll_s if wake_s is None else min(self._poll_s, wake_s)
 
     async def _write(self, writes: Sequence[PutEntry[E] | DropRequest], fence: Lease | None) -> str | None:
-        """Writes where nothing has changed since; the rest is decided anew at the next look. Returns why some of it
-        cannot be written, if so."""
+        """Writes the keys that have not changed since; the others are decided again in the next round. Returns why a
+        write failed, None if only changed keys were refused."""
         outcomes = await self._coordinator.write_all([self._key_write(write) for write in writes], fence=fence)
         refused: list[tuple[PutEntry[E] | DropRequest, CoordinatorError]] = []
         for write, outcome in zip(writes, outcomes, strict=True):
@@ -131,27 +133,27 @@ class ConductorShell(Generic[E, H, P, Q]):
             return
         self._requests.deleted(self._key(write), write.expect)
         if write.reason:
-            _log.warning("a request to move was dropped", kind=self._steps.kind, unit=write.unit, why=write.reason)
+            _log.warning("move request dropped", kind=self._steps.kind, unit=write.unit, why=write.reason)
 
     def _log_entry(self, write: PutEntry[E]) -> None:
         facts = self._steps.facts(write.entry)
         if write.given_up is not None:
-            _log.warning("a move was given up", why=write.given_up, **facts)
+            _log.warning("move given up", why=write.given_up, **facts)
         elif not write.entry.is_moving:
-            _log.info("a move ended", **facts)
+            _log.info("move ended", **facts)
         elif write.begins:
-            _log.info("a move began", **facts)
+            _log.info("move started", **facts)
         else:
-            _log.debug("a move goes on", **facts)
+            _log.debug("move continued", **facts)
 
     def _complain(self, trouble: str | None) -> None:
-        """Logs what prevents moves, once."""
+        """Logs an error that prevents moves, once."""
         if trouble is not None and trouble != self._trouble:
-            _log.warning("moves wait", kind=self._steps.kind, why=trouble)
+            _log.warning("moves delayed", kind=self._steps.kind, why=trouble)
         self._trouble = trouble
 
     async def _wait(self, wait_s: float) -> None:
-        """Until there is news, or it is time; news that come together are looked at together."""
+        """Waits for a change or `wait_s`, then a moment more, so that one round handles several changes."""
         if wait_s > 0:
             try:
                 async with asyncio.timeout(wait_s):
@@ -176,13 +178,13 @@ class ConductorShell(Generic[E, H, P, Q]):
         return None if unit is None else (unit, stored)
 
     def _read_report(self, key: str, stored: Versioned) -> tuple[str, P] | None:
-        """An agent's report; None, with a line in the log, if it cannot be read or is another's."""
+        """An agent's report; None, with a warning, if it cannot be read or is stored under another host's key."""
         try:
             report = self._steps.read_report(stored.value)
         except ProtocolError as error:
-            _log.warning("an agent's report cannot be read", key=key, why=str(error))
+            _log.warning("unreadable report of an agent ignored", key=key, why=str(error))
             return None
         if keys.report_key(report.host, self._steps.kind) != key:
-            _log.warning("an agent's report lies under the name of another", key=key, host=report.host)
+            _log.warning("report under the key of another host ignored", key=key, host=report.host)
             return None
         return report.host, report

@@ -1,26 +1,25 @@
 """The keeper: keeps the ring in step with the servers that hold their lease.
 
-Owns the rule by which servers enter and leave the ring while there is no balancer. A core without I/O: it is
-handed what the coordinator holds, and the time, and hands back the ring to write. `shoal.leader.keeper_shell`
-does the rest.
+Owns the rule by which servers enter and leave the ring. A core without I/O: its inputs are the state of the coordinator
+and the time, its result is the ring to write. `shoal.leader.keeper_shell` is its shell.
 
     outside --member and lease--> in the ring --lease absent, and the wait is over--> outside
 
-A member that the pool names (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest, or not at all; one that is
-sent out leaves after the same wait as one whose lease has gone away before its time.
+A member with a mark in the pool (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest, or not at all. A member
+marked `out` leaves after the same wait as one whose lease disappeared early.
 
-The wait is what keeps a false death from splitting a channel. Clients trust a server's word for
-`server_lease_s`, so its channels may live elsewhere only when that has passed for sure:
+The wait prevents that a server that is wrongly taken for dead splits a channel. Clients rely on a server's heartbeat
+for `server_lease_s`, so its channels may be placed elsewhere only after that time has certainly passed:
 
-- a lease that lapsed was last renewed a full `server_lease_s` ago: what remains is the drift between clocks;
-- a lease that went away before its time (released, or lost with the coordinator's memory) may have been
-  renewed a moment ago: a full `server_lease_s` and the drift;
-- after a time without contact to the coordinator nobody is judged before the same full wait, because agents that are
-  alive could not renew either and need the time to come back;
-- the same after a time in which more than half of the ring's servers had no fresh lease: then it is not they who
-  are dead but the way to the coordinator, and their agents go on without it (`shoal.channels.agent.lease`). Only when
-  that has lasted for `MASS_DEATH_LEASES` leases are they believed to be dead. Agents that could not hear of the newest
-  ring count by the one that they know, so it must not be more than half of that either.
+- a lease that expired was last renewed a full `server_lease_s` ago: the wait is the drift between clocks;
+- a lease that disappeared early (released, or lost with the coordinator's memory) may have been renewed a moment ago:
+  the wait is a full `server_lease_s` and the drift;
+- after a loss of contact to the coordinator no server leaves before the same full wait, because live agents could not
+  renew either and need time to return;
+- the same after a time in which more than half of the ring's servers had no fresh lease: then the likely cause is the
+  path to the coordinator, and the agents continue without it (`shoal.channels.agent.lease`). Only after
+  `MASS_DEATH_LEASES` leases do these servers count as dead. Agents that have not received the newest ring count the
+  members of the ring that they know, so half of that ring must have fresh leases too.
 """
 
 from __future__ import annotations
@@ -37,31 +36,32 @@ from shoal.plan.signature import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
 RETURN_SHARE: Final = 0.5
-"""How long a server that has left stays outside at least, as a share of a lease: see `shoal.balance.pooling`."""
+"""Shortest time that a server stays out of the ring after it left, as a share of a lease: see
+`shoal.balance.pool_keeper`."""
 RENEWED_SHARE: Final = 0.1
-"""What a lease must have gained between two looks, as a share of it, to have been renewed: answers take their time."""
+"""By how much the end of a lease must move between two reads to count as a renewal, as a share of the lease. Smaller
+differences come from the delay of replies."""
 
 
 MASS_DEATH_LEASES: Final = 10
-"""After how many lease times without half of the ring its servers are judged all the same."""
+"""After how many lease times without fresh leases of half of the ring its servers count as dead."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What the coordinator holds, as the keeper last saw it; the other fields say nothing when `contact` is
-    false."""
+    """The state of the coordinator as the keeper last read it; only `contact` is valid when that is false."""
 
     contact: bool
     members: Mapping[str, ServerAddress] = {}
     leases: Mapping[str, float] = {}
-    """By server id: how many seconds each lease still has if nobody renews it."""
+    """By server id: the remaining seconds of each lease."""
     ring: bytes = b""
     """The signed ring; empty if there is none."""
     ring_key_version: int = 0
     """The coordinator's version of the key that holds the ring; 0 if there is none."""
     guests: Set[str] = frozenset()
-    """Servers that shall be nobody's home."""
+    """Servers that must not be homes."""
     outside: Set[str] = frozenset()
-    """Servers that shall not be in the ring. Their leases count as absent, but not as a sign that others are dead."""
+    """Servers that must not be in the ring. Their leases count as absent, but not towards a mass death."""
 
 
 class PutRing(msgspec.Struct, frozen=True):
@@ -73,8 +73,7 @@ class PutRing(msgspec.Struct, frozen=True):
 
 
 class Keeper:
-    """Decides the next ring. `expected` are the servers that the first ring waits for, `first_ring_wait_s` at
-    most."""
+    """Decides the next ring. The first ring waits for the servers `expected`, at most `first_ring_wait_s`."""
 
     def __init__(self, signer: Signer, limits: Limits, expected: Iterable[str], first_ring_wait_s: float) -> None:
         self._signer = signer
@@ -97,29 +96,28 @@ class Keeper:
 
     @property
     def lease_ms(self) -> int:
-        """The server lease that rings tell."""
+        """The server lease that rings announce."""
         return round(1000 * self._lease_s)
 
     @property
     def ring(self) -> Ring | None:
-        """The newest ring that is known to be written."""
+        """The newest ring known to be stored."""
         return self._ring
 
     @property
     def next_check_s(self) -> float | None:
-        """After how long a new look may decide something that the last one could not; None if only
-        news can."""
+        """After how long to call `observe` again without a change; None if only a change can matter."""
         return min((at - self._now for at in self._wakes_at), default=None)
 
     def written(self, ring: Ring) -> None:
-        """The coordinator has taken a ring of ours."""
+        """Notes a ring that is stored in the coordinator."""
         if self._ring is None or ring.version > self._ring.version:
             before = self._ring.members if self._ring else next(iter(ring.earlier), ring.members)
             self._left_at.update(dict.fromkeys({*before.ids} - {*ring.ids}, self._now))
             self._ring = ring
 
     def observe(self, snapshot: Snapshot, now: float) -> PutRing | None:
-        """Takes what the coordinator holds now; returns the ring to write, if it must change.
+        """Takes the state of the coordinator; returns the ring to write, if it must change.
 
         ForgedEntryError if the ring in the coordinator is not signed by this keeper's key.
         """
@@ -153,11 +151,11 @@ class Keeper:
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
 
     def _note_quorum(self, leases: Mapping[str, float], outside: Set[str], now: float) -> None:
-        """Half of a ring without a fresh lease is as good as no contact, for a while."""
+        """Treats a ring with fewer than half fresh leases as a loss of contact, for `MASS_DEATH_LEASES` leases."""
         if self._ring is None:
             return
         fresh = {server for server, left_s in leases.items() if left_s > self._lease_s / 2}
-        rings = self._rings_lived_by([server for server in self._ring.ids if server not in fresh])
+        rings = self._rings_in_use([server for server in self._ring.ids if server not in fresh])
         if all(2 * len(fresh & wanted) >= len(wanted) for wanted in (ring - outside for ring in rings)):
             self._quorum_lost_at = None
             return
@@ -168,9 +166,9 @@ class Keeper:
             self._contact_since = now
             self._wakes_at.append(judges_at)
 
-    def _rings_lived_by(self, servers: Iterable[str]) -> set[frozenset[str]]:
-        """The ring, and those that the agents of some servers may still go by, because they were not heard of since:
-        they count by them whether the coordinator is down."""
+    def _rings_in_use(self, servers: Iterable[str]) -> set[frozenset[str]]:
+        """The current ring, and the older ones that the agents of `servers` may still use, because they have not
+        renewed since. Agents decide by their ring whether the coordinator is down."""
         assert self._ring is not None
         newest = [frozenset(self._ring.ids), *(frozenset(members.ids) for members in self._ring.earlier[:1])]
         rings = {newest[0]}
@@ -179,14 +177,13 @@ class Keeper:
         return rings
 
     def _note_renewal(self, server: str, lapses_at: float) -> None:
-        """An agent that renews its lease hears of the ring that there is, by the time of its next renewal for sure."""
+        """Notes the ring that a renewing agent knows: it has received it by its next renewal at the latest."""
         if self._ring is not None and lapses_at > self._lapses_at.get(server, 0.0) + self._lease_s * RENEWED_SHARE:
             *_, before = self._known_by.get(server, [frozenset(self._ring.ids)])
             self._known_by[server] = [before, frozenset(self._ring.ids)]
 
     def _note_leases(self, leases: Mapping[str, float], now: float) -> None:
-        """Remembers when each lease would lapse, and for each one that is gone, from when on its server may
-        leave."""
+        """Notes when each lease expires, and for each missing lease when its server may leave."""
         for server, remaining_s in leases.items():
             self._note_renewal(server, now + remaining_s)
             self._lapses_at[server] = now + remaining_s
@@ -200,7 +197,7 @@ class Keeper:
     def _next_servers(
         self, members: Mapping[str, ServerAddress], leases: Mapping[str, float], now: float
     ) -> tuple[ServerAddress, ...]:
-        """The servers that the ring should have; empty as long as there can be none."""
+        """The servers of the next ring; empty while there can be no ring."""
         eligible = {
             server: members[server] for server in sorted(leases) if server in members and self._may_enter(server, now)
         }
@@ -213,7 +210,7 @@ class Keeper:
         return servers or self._ring.servers
 
     def _first_servers(self, eligible: Mapping[str, ServerAddress], now: float) -> tuple[ServerAddress, ...]:
-        """All expected servers, or, when the wait is over, those that are there."""
+        """All expected servers, or those that have joined when the wait is over."""
         assert self._first_contact is not None
         if not self._expected <= eligible.keys():
             over_at = self._first_contact + self._first_ring_wait_s
@@ -223,7 +220,7 @@ class Keeper:
         return tuple(eligible.values())
 
     def _may_enter(self, server: str, now: float) -> bool:
-        """Whoever has just left comes back when the balancer has had time to say how."""
+        """Whether a server may join. One that has just left must wait, so that the balancer can mark it first."""
         enters_at = self._left_at.get(server, -self._lease_s) + self._lease_s * RETURN_SHARE
         if now < enters_at and self._ring is not None and server not in self._ring.ids:
             self._wakes_at.append(enters_at)
@@ -231,7 +228,7 @@ class Keeper:
         return True
 
     def _must_leave(self, server: str, now: float) -> bool:
-        """Whether a server's lease is gone and nobody can trust its word any more."""
+        """Whether a server's lease is missing and no client can still rely on its last heartbeat."""
         leaves_at = self._leaves_at.get(server)
         if leaves_at is None:
             return False
@@ -244,8 +241,8 @@ class Keeper:
 
 
 def _guests(servers: tuple[ServerAddress, ...], wanted: Set[str], outside: Set[str]) -> tuple[str, ...]:
-    """The members that are nobody's home: as the pool says; if no home would be left, only those that are about to
-    leave; nobody, if that is all of them."""
+    """The members that are not homes: the guests of the pool. If no home would be left, only those that must leave; if
+    these are all members, none."""
     for unwanted in (wanted, outside):
         guests = tuple(server.id for server in servers if server.id in unwanted)
         if len(guests) < len(servers):

@@ -1,7 +1,7 @@
-"""The keeper's shell: reads the coordinator, hands it to the core, writes what the core decides.
+"""The keeper's shell: reads the coordinator, passes its state to the core, and writes the core's decisions.
 
-Owns the keeper's lease, its clock and its calls to the coordinator, and that the plan has the format of this version
-before this process leads. Decides nothing: `shoal.leader.keeper` does.
+Owns the keeper's lease, its clock and its calls to the coordinator, and the upgrade of the plan's format before this
+process leads. Decides nothing: `shoal.leader.keeper` does.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Final
 
 import msgspec
 
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.keeper import Keeper, Snapshot
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.logs import get_log
@@ -40,19 +40,19 @@ _address: Final = msgspec.msgpack.Decoder(ServerAddress)
 
 
 class KeeperView(msgspec.Struct, frozen=True):
-    """What the keeper knows of the cluster."""
+    """The keeper's view of the cluster."""
 
     contact: bool
     leader: bool
     leases: tuple[str, ...]
     ring: Ring | None
     trouble: str | None
-    windows: Standing | None = None
-    """Where the balancer's load windows come from; None if that is unknown."""
+    windows: WindowRoute | None = None
+    """The source of the balancer's load windows; None if it is unknown."""
 
 
-class Keeping:
-    """Runs a keeper against a coordinator. `holder` names this run of this process."""
+class KeeperShell:
+    """Runs a keeper against a coordinator. `holder` identifies this run of the process as lease holder."""
 
     def __init__(
         self,
@@ -77,23 +77,23 @@ class Keeping:
 
     @property
     def view(self) -> KeeperView:
-        """What the keeper saw last."""
+        """The last view of the cluster."""
         return self._view
 
     @property
-    def leading(self) -> Leading | None:
-        """The right by which other tasks of this process may write the plan; None while another process leads."""
+    def leading(self) -> Leadership | None:
+        """The right of other tasks of this process to write the plan; None while another process leads."""
         if self._lease is None or not self._view.leader:
             return None
-        return Leading(self._lease, self._keeper.ring, self._fence)
+        return Leadership(self._lease, self._keeper.ring, self._fence)
 
     @property
     def _fence(self) -> Lease | None:
         return self._lease if FENCE in self._rules else None
 
     async def run(self) -> None:
-        """Keeps the ring until it is cancelled; trouble with the coordinator is reported and waited out. Raises
-        VersionError if the plan is newer than this process."""
+        """Keeps the ring until it is cancelled; logs errors of the coordinator and retries. Raises VersionError if the
+        plan is newer than this process."""
         while True:
             try:
                 again = await self._look()
@@ -104,20 +104,20 @@ class Keeping:
                 self._lose(str(error))
                 again = False
             except Exception:
-                _log.exception("the keeper failed; it tries again")
+                _log.exception("keeper failed, retrying")
                 self._lose("the keeper failed, see the supervisor's log")
                 again = False
             await asyncio.sleep(0 if again else self._pause_s())
 
     async def release(self) -> None:
-        """Gives the lease up, so that a standby need not wait for its end. Call it when `run` has ended."""
+        """Releases the lease, so that a standby need not wait until it expires. Call it when `run` has ended."""
         lease, self._lease = self._lease, None
         if lease is not None:
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.release(lease)
 
     async def _look(self) -> bool:
-        """One look at the coordinator; says whether to look again at once."""
+        """One round; returns whether to start the next one immediately."""
         if not await self._lead():
             self._lose(STANDBY)
             return False
@@ -131,12 +131,12 @@ class Keeping:
                 conflict = True
             else:
                 self._keeper.written(put.ring)
-                _log.info("wrote a ring", version=put.ring.version, servers=",".join(put.ring.ids))
+                _log.info("ring written", version=put.ring.version, servers=",".join(put.ring.ids))
         self._view = KeeperView(True, True, tuple(sorted(snapshot.leases)), self._keeper.ring, None)
         return conflict
 
     async def _lead(self) -> bool:
-        """Takes or renews the lease. A new leader makes the plan ready before anything else."""
+        """Acquires or renews the lease. A new leader prepares the plan first."""
         if self._lease is None or not await self._coordinator.renew(self._lease):
             self._prepared = False
             stored = await self._coordinator.get(FORMAT_KEY)
@@ -148,7 +148,7 @@ class Keeping:
         return self._lease is not None
 
     async def _prepare(self, lease: Lease) -> None:
-        """Upgrades an older plan, and publishes the key by which the plan is checked."""
+        """Upgrades an older plan, and publishes the public key of the plan."""
         if self._format != FORMAT:
             await upgrade_plan(self._coordinator, self._signer, lease, self._keeper.lease_ms)
         stored = await self._coordinator.get(PUBLIC_KEY)
@@ -173,11 +173,11 @@ class Keeping:
         )
 
     def _lose(self, trouble: str) -> None:
-        """No contact, or another process leads: the core restarts its waits when this one leads again."""
+        """No contact, or another process leads: the core restarts its waits when this process leads again."""
         self._keeper.observe(Snapshot(contact=False), self._clock())
         if self._view.trouble != trouble:
             report = _log.info if trouble == STANDBY else _log.warning
-            report("the ring is not kept", why=trouble)
+            report("ring not kept", why=trouble)
         self._view = KeeperView(False, False, (), self._keeper.ring, trouble)
 
     def _pause_s(self) -> float:
@@ -187,13 +187,13 @@ class Keeping:
 
 
 def _read_address(member: str, data: bytes) -> ServerAddress | None:
-    """The address that a member announced; None, with a report, if it cannot be read or is another's."""
+    """The address that a member announced; None, with a warning, if it cannot be read or has another id."""
     try:
         address = _address.decode(data)
     except msgspec.DecodeError as error:
-        _log.warning("a member's address cannot be read", member=member, why=str(error))
+        _log.warning("unreadable address of a member ignored", member=member, why=str(error))
         return None
     if address.id != member:
-        _log.warning("a member announced the address of another", member=member, announced=address.id)
+        _log.warning("address with another id ignored", member=member, announced=address.id)
         return None
     return address

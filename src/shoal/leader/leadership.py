@@ -1,6 +1,6 @@
 """The leader: ring keeper and conductors in one process and under one lease.
 
-Owns what they share: the lease of the plan, and the end. The process that holds the lease may write the plan; the
+Owns what they share: the lease of the plan, and the shutdown. The process that holds the lease may write the plan; the
 others are standbys, which take over as soon as the lease is free.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from shoal.balance.registry import Registry
 from shoal.coordination.interface import Coordinator
-from shoal.leader.conductor_shell import ConductorShell, Leading
+from shoal.leader.conductor_shell import ConductorShell, Leadership
 from shoal.leader.keeper import Keeper
-from shoal.leader.keeper_shell import KeeperView, Keeping
+from shoal.leader.keeper_shell import KeeperShell, KeeperView
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.limits import Limits
 from shoal.load_kinds import REGISTRY
@@ -23,8 +23,8 @@ from shoal.rules import ALL_RULES, Rules
 
 
 class Leader:
-    """Keeps the ring and moves units while it leads; `holder` names this run of this process. `expected` are the
-    servers that the first ring waits for; `registry` has the kinds of units that move."""
+    """Keeps the ring and moves units while it leads. `holder` identifies this run of the process as lease holder. The
+    first ring waits for the servers `expected`; `registry` has the kinds of units that move."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Leader:
         registry: Registry = REGISTRY,
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
-        self._keeping = Keeping(coordinator, signer, keeper, timing, holder, rules)
+        self._keeping = KeeperShell(coordinator, signer, keeper, timing, holder, rules)
         self._conductors = [
             ConductorShell(
                 coordinator,
@@ -53,16 +53,16 @@ class Leader:
 
     @property
     def view(self) -> KeeperView:
-        """What the keeper saw last."""
+        """The keeper's last view of the cluster."""
         return self._keeping.view
 
     @property
-    def leading(self) -> Leading | None:
-        """The right by which other tasks of this process may write the plan; None while another process leads."""
+    def leading(self) -> Leadership | None:
+        """The right of other tasks of this process to write the plan; None while another process leads."""
         return self._keeping.leading
 
     async def run(self, *others: Coroutine[Any, Any, None]) -> None:
-        """Leads, or waits to lead, and does other work beside it, until it is cancelled; then the lease is given up."""
+        """Leads, or waits to lead, and runs `others` concurrently, until it is cancelled; then releases the lease."""
         works = (self._keeping.run(), *(conductor.run() for conductor in self._conductors), *others)
         tasks = [asyncio.create_task(work) for work in works]
         try:

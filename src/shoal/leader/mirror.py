@@ -1,9 +1,9 @@
-"""A copy of one area of the coordinator, kept by a watch, so that a look at it costs nothing.
+"""A local copy of the keys of the coordinator with one prefix, updated by a watch.
 
-Owns the copy and the watch that keeps it. The copy may be behind: its readers write only where nothing has changed
-since (`expect`), and ask for a key again when something has.
+Owns the copy and the watch. The copy may be behind: its users write with an expected version (`expect`), and read a key
+again after a conflict.
 
-The answer to a request can arrive after the watch has brought something newer. Such an answer never replaces it.
+A reply can arrive after the watch has delivered a newer value. Such a reply never replaces the newer value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ V = TypeVar("V")
 
 
 class Mirror(Generic[K, V]):
-    """What the keys with a prefix hold. `read` makes a name and a value of a key, or None of garbage; `changed` is set
-    with every change."""
+    """The values of the keys with a prefix. `read` decodes a key and its value, None if they are invalid; `changed` is
+    set at every change."""
 
     def __init__(
         self,
@@ -43,30 +43,30 @@ class Mirror(Generic[K, V]):
         self._names: dict[str, tuple[K | None, int]] = {}
 
     async def follow(self) -> None:
-        """Keeps the copy until it is cancelled."""
+        """Updates the copy until it is cancelled."""
         while True:
             try:
                 async with aclosing(self._coordinator.watch(self._prefix)) as changes:
                     async for change in changes:
                         self.take(change.key, change.now)
             except CoordinatorError as error:
-                _log.warning("a part of the coordinator cannot be watched", prefix=self._prefix, why=str(error))
+                _log.warning("watch of the coordinator failed", prefix=self._prefix, why=str(error))
             await asyncio.sleep(_RETRY_S)
 
     async def refresh(self, key: str) -> None:
-        """Asks for one key again, after a write that came too late."""
+        """Reads one key again, after a conflict."""
         before = self._names.get(key)
         now = await self._coordinator.get(key)
         if now is not None or self._names.get(key) == before:
             self.take(key, now)
 
     def deleted(self, key: str, version: int) -> None:
-        """A key was deleted while it had this version; a newer value in the copy stays."""
+        """Notes that a key was deleted at this version; a newer value in the copy stays."""
         if self._names.get(key, (None, 0))[1] <= version:
             self.take(key, None)
 
     def take(self, key: str, now: Versioned | None) -> None:
-        """What a key holds now. A value older than the copy is ignored."""
+        """Takes the value of a key. A value older than the copy is ignored."""
         name, version = self._names.get(key, (None, 0))
         if now is not None and now.version <= version:
             return

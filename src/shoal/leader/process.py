@@ -13,16 +13,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.window_source import Way
 from shoal.coordination.link import parse_address
-from shoal.leader.balancer_shell import Audit, Balancing
-from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.balancer_shell import Audit, BalancerShell
+from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
-from shoal.leader.providers import FixedPool, Nobody, Provider
+from shoal.leader.providers import FixedPool, NoProvider, Provider
 from shoal.leader.record_watch import RecordWatch
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.leader.window_reader import WindowReader
@@ -35,10 +35,10 @@ from shoal.runtime import PRODUCTION, Runtime
 
 
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """What a balancer needs to start. `url` is the coordinator's, for an admin; `reader` the log-in for telemetry at
+    """The setup of a balancer. `url` is the coordinator's, with an admin's login; `reader` the login for telemetry at
     the servers; `key` the private key of the plan; `audit` records the decisions. `provider` adds and removes servers,
-    unless `options` name a fixed pool; `expected` are the servers that the first ring waits for; `windows` of Spark are
-    used as long as they come in time."""
+    unless `options` name a fixed pool; the first ring waits for the servers `expected`; `windows` from
+    Spark are used while they arrive in time."""
 
     url: str
     reader: tuple[str | None, str | None]
@@ -59,7 +59,7 @@ async def balance(
     runtime: Runtime = PRODUCTION,
     rules: Rules = ALL_RULES,
     holder: str | None = None,
-    begun: Callable[[Balancing], None] | None = None,
+    begun: Callable[[BalancerShell], None] | None = None,
     registry: Registry = REGISTRY,
 ) -> None:
     """Leads or stands by until it is cancelled. `holder` names this run of the process in the lease; `begun` is given
@@ -70,11 +70,11 @@ async def balance(
     async with await runtime.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
         holder = holder or f"balancer-{os.getpid()}-{runtime.random.getrandbits(32):08x}"
         leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, rules, registry=registry)
-        store = BalancingStore(coordinator, signer.public, changed, registry.planners)
+        store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:
             spark = WindowReader(parse_address(setup.url, None, None), limits, changed, runtime, registry.load)
-        balancing = Balancing(
+        balancing = BalancerShell(
             store,
             TelemetryReader(*setup.reader, limits, changed, runtime),
             _provider(setup, store),
@@ -114,7 +114,7 @@ def run_balancer(setup: BalancerSetup) -> None:
         runner.run(main())
 
 
-def _provider(setup: BalancerSetup, store: BalancingStore) -> Provider:
+def _provider(setup: BalancerSetup, store: BalancerStore) -> Provider:
     if setup.options.pool:
         return FixedPool(setup.options, lambda: store.marks)
-    return setup.provider or Nobody(setup.options)
+    return setup.provider or NoProvider(setup.options)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.errors import ClusterError
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import SERVER
@@ -20,19 +20,19 @@ class Provider(Protocol):
     """Adds and removes hosts. Failures raise `ClusterError`."""
 
     def state(self) -> ProviderState:
-        """The servers that it has, and what it could do. Does not wait."""
+        """The provider's servers and limits. Does not block."""
 
     async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
-        """Begins to add hosts of a kind (`shoal.plan.kinds`) at a site, and returns their ids, which are new. Servers
-        join as guests."""
+        """Starts to add hosts of a kind (`shoal.plan.kinds`) at a site, and returns their new ids. Servers join as
+        guests."""
 
     async def remove(self, host: str) -> None:
-        """Ends a host that holds nothing any more; a server has left the ring before."""
+        """Stops an empty host; a server has already left the ring."""
 
 
 class FixedPool:
-    """Servers that run anyway, each with its agent. Those with the mark `out` are in reserve: to add one is to give it
-    another mark, and to remove one is to leave it as it is. `marks` tells what there is now."""
+    """Servers that always run, each with its agent. Those with the mark `out` are in reserve: adding one changes
+    its mark, and removing one does nothing more. `marks` returns the current marks."""
 
     def __init__(self, options: BalancerOptions, marks: Callable[[], Mapping[str, Mark]]) -> None:
         self._options = options
@@ -40,7 +40,7 @@ class FixedPool:
         self._marks = marks
 
     def state(self) -> ProviderState:
-        """How many are in reserve."""
+        """The limits, and the number of servers in reserve."""
         options = self._options
         return ProviderState(
             servers_min=options.servers_min,
@@ -60,29 +60,32 @@ class FixedPool:
         return chosen
 
     async def remove(self, host: str) -> None:
-        """It stays in reserve."""
+        """Does nothing: the server stays in reserve."""
 
     def _reserve(self) -> tuple[str, ...]:
         marks = self._marks()
         return tuple(server for server in self._sites if marks.get(server) is Mark.OUT)
 
 
-class Nobody:
-    """Nobody adds or removes servers: channels are moved among those that there are."""
+class NoProvider:
+    """Adds and removes nothing: the set of servers is fixed, and only channels move."""
 
     def __init__(self, options: BalancerOptions) -> None:
         self._options = options
 
     def state(self) -> ProviderState:
-        """Nothing can change."""
+        """The fixed state."""
         return ProviderState(
             servers_min=self._options.servers_min, servers_max=self._options.servers_max, spare=0, is_fixed=True
         )
 
     async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
-        """Cannot be done."""
-        raise ClusterError("nobody can add servers here", do="set balancer.pool, or run the balancer beside `shoal up`")
+        """Always raises ClusterError."""
+        raise ClusterError(
+            "this cluster has no provider that adds servers",
+            do="set balancer.pool, or run the balancer beside `shoal up`",
+        )
 
     async def remove(self, host: str) -> None:
-        """Cannot be done."""
-        raise ClusterError(f"nobody can remove {host} here", do="stop it by hand")
+        """Always raises ClusterError."""
+        raise ClusterError(f"this cluster has no provider that removes {host}", do="stop it by hand")

@@ -1,6 +1,6 @@
-"""The connection on which the balancer's process asks a server for streams and records.
+"""The connection on which the balancer's process reads streams and records of a server.
 
-Owns its name and bounds. It is opened, used and closed by `stream_following` and `record_watch`.
+Owns its name and limits. `stream_follower` and `record_watch` open, use and close it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from shoal.wire.connection import Connection
 
 
 def reader_connection(to: Endpoint, username: str | None, password: str | None, limits: Limits) -> Connection:
-    """A connection that asks; it is not open yet."""
+    """A connection that is not open yet."""
     return Connection(
         to.host,
         to.port,

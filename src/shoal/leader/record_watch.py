@@ -1,7 +1,7 @@
-"""Watches whether drained servers hold records that nobody has archived.
+"""Watches whether drained servers hold records that are not archived.
 
-Owns the questions to those servers. A server is asked only while it is drained; one of which nothing is known yet, or
-that does not answer, counts as one that holds some: its records would be gone with it.
+Owns the queries to those servers. A server is queried only while it is drained. If its answer is unknown, it counts as
+holding records, because they would be lost with it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from shoal.wire.connection import Connection
 from shoal.wire.record_entry import ARCHIVED_KEY, INDEX_KEY, record_key
 
 ASK_S: Final = 2.0
-"""How often a drained server is asked."""
+"""Interval between queries to a drained server."""
 
 _log: Final = get_log(__name__)
 
 
 class RecordWatch:
-    """Knows which of the servers that it follows hold records that are not archived."""
+    """Knows which of the watched servers hold records that are not archived."""
 
     def __init__(self, username: str | None, password: str | None, limits: Limits, book: AddressBook) -> None:
         self._username = username
@@ -41,43 +41,41 @@ class RecordWatch:
         self._free: set[str] = set()
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
-        """Watches these servers from now on, and no others."""
+        """Watches exactly these servers from now on."""
         self._followed = frozenset(servers)
         self._free &= {server.id for server in self._followed}
         self._tasks.follow(self._followed)
 
     @property
     def holding(self) -> frozenset[str]:
-        """Servers that are followed and hold records that are not archived, as far as is known."""
+        """Watched servers that hold records that are not archived, or whose answer is unknown."""
         return frozenset(server.id for server in self._followed if server.id not in self._free)
 
     async def close(self) -> None:
-        """Ends all questions."""
+        """Stops all queries."""
         await self._tasks.close()
 
     async def _watch(self, server: ServerAddress) -> None:
-        told = 0
+        logged = 0
         while True:
             connection = reader_connection(self._book.reach(server), self._username, self._password, self._limits)
             try:
                 await connection.open()
                 left = await _unarchived(connection)
                 (self._free.discard if left else self._free.add)(server.id)
-                if left and not told:
-                    _log.warning(
-                        "a drained server stays: it holds records that are not archived", server=server.id, records=left
-                    )
-                told = left
+                if left and not logged:
+                    _log.warning("drained server kept until its records are archived", server=server.id, records=left)
+                logged = left
             except (ShoalError, hiredis.ReplyError, OSError, ValueError) as error:
                 self._free.discard(server.id)
-                _log.debug("a drained server does not say whether it holds records", server=server.id, why=str(error))
+                _log.debug("records of a drained server unknown", server=server.id, why=str(error))
             finally:
                 connection.abort()
             await asyncio.sleep(ASK_S)
 
 
 async def _unarchived(connection: Connection) -> int:
-    """How many records of a server have entries from after what was archived."""
+    """Number of records of a server with entries that are newer than the archive."""
     until, channels = await connection.ask((b"GET", ARCHIVED_KEY), (b"SMEMBERS", INDEX_KEY))
     until_ms = int(until or 0)
     left = 0

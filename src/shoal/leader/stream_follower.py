@@ -1,7 +1,6 @@
-"""Following a stream of a server from its end, as it grows.
+"""Follows a stream of a server from its end.
 
-Owns the connection, when it is made again, and how often the stream is asked for news. What is read, and what becomes
-of it, is up to whoever follows.
+Owns the connection, reconnecting, and the poll interval. The caller supplies the commands and handles the entries.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from shoal.wire.backoff import Backoff
 from shoal.wire.connection import Connection
 
 POLL_S: Final = 0.2
-"""How often a stream is asked for news; agents write once a second."""
+"""Interval between reads of a stream; agents write once a second."""
 
 _log: Final = get_log(__name__)
 
 Newest = Callable[[Connection], Awaitable[bytes]]
-"""Where a stream ends now."""
+"""Returns the current end of a stream."""
 
 Read = Callable[[Connection, bytes], Awaitable[bytes]]
-"""Reads what is behind a position; how far it came."""
+"""Reads entries after a position; returns the new position."""
 
 
 async def follow_stream(
@@ -41,8 +40,8 @@ async def follow_stream(
     random: Random,
     lost: Callable[[], None] = lambda: None,
 ) -> Never:
-    """Reads until it is cancelled; trouble with `what` is reported once, and waited out. `lost` is called whenever the
-    connection is gone."""
+    """Reads until it is cancelled; logs each error once, with `what`, and reconnects. `lost` is called whenever the
+    connection is lost."""
     backoff = Backoff(
         reconnect_delay_s_min=limits.reconnect_delay_s_min,
         reconnect_delay_s_max=limits.reconnect_delay_s_max,
@@ -71,8 +70,8 @@ async def follow_stream(
 
 
 def stream_entries(found: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Entries of a stream as a server tells them: their ids and fields; ProtocolError if they are none."""
+    """The ids and fields of stream entries in a reply; ProtocolError if it is invalid."""
     try:
         return [(id, dict(zip(fields[::2], fields[1::2], strict=True))) for id, fields in found]
     except (TypeError, ValueError) as error:
-        raise ProtocolError(f"entries of a stream that are none: {error}") from error
+        raise ProtocolError(f"a reply with stream entries is invalid: {error}") from error

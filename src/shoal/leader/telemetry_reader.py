@@ -1,7 +1,7 @@
-"""Reads what agents report: the telemetry streams of all servers, as they grow.
+"""Reads the telemetry streams of all servers.
 
-Owns one reading task for each server, and a bounded buffer of what was read. Understands nothing of
-it: `shoal.load.fold` does.
+Owns one reading task for each server, and a bounded buffer of the records. Does not decode them: `shoal.load.fold`
+does.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from shoal.wire.connection import Connection
 from shoal.wire.envelope import TELEMETRY_KEY
 
 READ_RECORDS: Final = 16
-"""Records in one answer. What is more comes with the next."""
+"""Records in one reply; the next reply has the following ones."""
 
 BUFFER_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What may wait to be folded. Beyond it the oldest is dropped: its seconds are missing in the window."""
+"""Size of the buffer. Above it the oldest records are dropped, and their seconds are missing in the window."""
 
 
 class TelemetryReader:
-    """Follows the streams of some servers, from when it first meets each. `news` is set when something was read."""
+    """Follows the streams of servers, each from its end at the first contact. `news` is set when records were read."""
 
     def __init__(
         self,
@@ -54,21 +54,21 @@ class TelemetryReader:
         self._batches: deque[pa.RecordBatch] = deque()
         self._bytes = 0
         self.dropped = 0
-        """Batches that found no room."""
+        """Number of batches that did not fit the buffer."""
 
     def follow(self, servers: Iterable[ServerAddress]) -> None:
-        """Reads these servers from now on, and no others."""
+        """Reads exactly these servers from now on."""
         self._tasks.follow(servers)
 
     def take(self) -> pa.Table:
-        """What was read since the last call."""
+        """The records that were read since the last call."""
         batches = list(self._batches)
         self._batches.clear()
         self._bytes = 0
         return pa.Table.from_batches(batches, BATCH_SCHEMA)
 
     async def close(self) -> None:
-        """Ends all connections."""
+        """Closes all connections."""
         await self._tasks.close()
 
     async def _read(self, server: ServerAddress) -> None:
@@ -84,7 +84,7 @@ class TelemetryReader:
         )
 
     async def _read_once(self, connection: Connection, position: bytes) -> bytes:
-        """Reads what is new; returns how far it came."""
+        """Reads new records; returns the new position."""
         command = (b"XREAD", b"COUNT", b"%d" % READ_RECORDS, b"STREAMS", TELEMETRY_KEY, position)
         (reply,) = await connection.ask(command)
         found = _entries(reply)
@@ -102,7 +102,7 @@ class TelemetryReader:
 
 
 async def _newest(connection: Connection) -> bytes:
-    """The end of a stream as it is now; its beginning if there is none yet."""
+    """The current end of the stream; its beginning if there is no stream yet."""
     with contextlib.suppress(hiredis.ReplyError):
         (reply,) = await connection.ask((b"XINFO", b"STREAM", TELEMETRY_KEY))
         return bytes(reply[b"last-generated-id"])
@@ -110,11 +110,11 @@ async def _newest(connection: Connection) -> bytes:
 
 
 def _entries(reply: Any) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """The entries in the answer to XREAD: their ids and fields."""
+    """The entries in the reply to XREAD: their ids and fields."""
     if reply is None:
         return []
     try:
         entries = reply[TELEMETRY_KEY] if isinstance(reply, dict) else dict(reply)[TELEMETRY_KEY]
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"an answer to XREAD that is none: {error}") from error
+        raise ProtocolError(f"a reply to XREAD is invalid: {error}") from error
     return stream_entries(entries)

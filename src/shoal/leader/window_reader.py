@@ -1,7 +1,6 @@
-"""Reads the load windows that a Spark job hands over, as they come.
+"""Reads the load windows of a Spark job.
 
-Owns what was read and not taken yet. Which windows are used is decided
-in `shoal.balance.window_source`.
+Owns the windows that were read and not taken yet. `shoal.balance.window_source` decides which windows are used.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from shoal.wire.address_book import Endpoint
 from shoal.wire.connection import Connection
 
 READ_WINDOWS: Final = 4
-"""Windows in one answer. What is more comes with the next."""
+"""Windows in one reply; the next reply has the following ones."""
 
 KEPT_MAX: Final = 64
-"""Windows that wait to be taken. Beyond, the oldest is dropped: the balancer has its own."""
+"""Windows that wait to be taken. Above it the oldest is dropped; the balancer uses its own window instead."""
 
 _log: Final = get_log(__name__)
 
 
 class WindowReader:
-    """Follows the feed from its end. `news` is set when something was read."""
+    """Follows the feed from its end. `news` is set when a window was read."""
 
     def __init__(
         self,
@@ -51,16 +50,16 @@ class WindowReader:
         self._runtime = runtime
         self._windows: deque[LoadWindow] = deque(maxlen=KEPT_MAX)
         self.alive: bool | None = None
-        """Whether the job says that it lives; None while nobody can be asked."""
+        """Whether the job is alive; None while the coordinator's server cannot be reached."""
 
     def take(self) -> list[LoadWindow]:
-        """What was read since the last call."""
+        """The windows that were read since the last call."""
         windows = list(self._windows)
         self._windows.clear()
         return windows
 
     async def run(self) -> None:
-        """Reads until it is cancelled; trouble is reported and waited out."""
+        """Reads until it is cancelled; logs errors and reconnects."""
         where = self._address
         await follow_stream(
             lambda: reader_connection(
@@ -75,11 +74,11 @@ class WindowReader:
         )
 
     def _lost(self) -> None:
-        """Nobody can be asked now."""
+        """The connection is lost, so it is unknown whether the job is alive."""
         self.alive = None
 
     async def _read_once(self, connection: Connection, position: bytes) -> bytes:
-        """Reads what is new; returns how far it came."""
+        """Reads new windows; returns the new position."""
         alive, found = await connection.ask((b"GET", ALIVE_KEY), read_command(position, READ_WINDOWS))
         self.alive = alive is not None
         for id, fields in stream_entries(found):
@@ -88,12 +87,12 @@ class WindowReader:
                 self._windows.append(read_window(fields, self._kinds))
                 self._news.set()
             except ProtocolError as error:
-                _log.warning("a load window of Spark cannot be read", why=str(error))
+                _log.warning("unreadable load window from Spark dropped", why=str(error))
         return position
 
 
 async def _newest(connection: Connection) -> bytes:
-    """The end of the feed as it is now; its beginning if there is none yet."""
+    """The current end of the feed; its beginning if there is no feed yet."""
     (reply,) = await connection.ask((b"XREVRANGE", FEED_KEY, b"+", b"-", b"COUNT", b"1"))
     found = stream_entries(reply)
     return found[0][0] if found else b"0-0"

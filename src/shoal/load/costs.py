@@ -1,7 +1,7 @@
-"""What the work of units costs their hosts, by the cost models of their kinds.
+"""The resources that units use on their hosts, by the cost models of their kinds.
 
-Owns the arithmetic: everything that a host used of a resource was for the work of its units, whatever their kind. So
-one piece of work has a price on each host, and a unit used the price of its work.
+Owns the arithmetic: all that a host used of a resource is attributed to the work of its units, of any kind. This gives
+a price per unit of work on each host, and each unit used the price of its work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shoal.load.window import LoadWindow
 
 
 def work_of(units: pa.Table, cost: Cost) -> Floats:
-    """The work of each row, of units of the kind that the cost belongs to."""
+    """The work of each row; the units are of the kind of the cost."""
     work = np.zeros(units.num_rows)
     for rate, weight in cost.work:
         work += weight * units[rate].to_numpy()
@@ -26,8 +26,7 @@ def work_of(units: pa.Table, cost: Cost) -> Floats:
 
 
 def prices(window: LoadWindow, kind: str, resource: str, kinds: Kinds) -> Floats:
-    """What one piece of work took of a resource, for each row of `window.units_of(kind)`; 0 where nothing was
-    measured."""
+    """The price of one unit of work in a resource, for each row of `window.units_of(kind)`; 0 without measurements."""
     hosts = window.hosts
     names = hosts["host"].combine_chunks()
     done = np.zeros(hosts.num_rows)
@@ -44,7 +43,7 @@ def prices(window: LoadWindow, kind: str, resource: str, kinds: Kinds) -> Floats
 
 
 def used_by_units(window: LoadWindow, kind: str, kinds: Kinds) -> Mapping[str, Floats]:
-    """What each row of `window.units_of(kind)` used of each resource that its kind names."""
+    """The use of each resource in the kind's cost model, for each row of `window.units_of(kind)`."""
     units = window.units_of(kind)
     return {
         cost.resource: prices(window, kind, cost.resource, kinds) * work_of(units, cost)

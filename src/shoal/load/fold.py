@@ -4,20 +4,19 @@ Owns when a record counts, for which second, and when a window is closed. Pure: 
 with the time as an argument and event time from the records; the same in process, on Spark and in the simulator.
 
     record --duplicate, garbage--> dropped
-           --its host's clock put right--> seconds that it covers --closed, or not come yet--> late, early: dropped
-                                                                 --else--> pending
+           --host's clock corrected--> seconds that it covers --closed, or in the future--> late, early: dropped
+                                                              --else--> pending
     pending --every expected host has reported its end, or `lateness_s` has passed--> closed window
 
-- A record of second `s` whose `interval_s` is about `n` covers `n` seconds and gives a part of itself to each: from `s`
-  on, because an agent that is behind closes two seconds at once and names the first. If that would reach beyond its
-  arrival, it covers the seconds up to `s`: an agent that was away reports everything since then with its first second.
-- Of two records of one host for one second, one counts, because both describe the same traffic: two instances of the
-  agent (the old one was not dead yet), a clock that was set back, or a record that reaches into the second of another.
-  In this order: the one that was measured over a known time (an instance's first record saw a part of a second), the
-  one that names the second itself, the higher sequence (the instance that lives longer), the higher instance id, the
-  later record.
-- A host is expected in a window if it is in one of the `EXPECTED_WINDOWS` before, or had a record for one that would
-  have been in time if the others had waited. Windows do not wait for a host whose records are dropped. While no host is
+- A record of second `s` whose `interval_s` is about `n` covers `n` seconds, and each gets an equal part: from `s` on,
+  because an agent that is behind closes two seconds at once and names the first. If that would end after its arrival,
+  it covers the seconds up to `s`: an agent that was paused reports everything since then with its first second.
+- Of two records of one host for one second only one counts, because both describe the same traffic. The causes are two
+  instances of the agent (the old one was not dead yet), a clock that was set back, or a record that covers several
+  seconds. The order of preference: measured over a known time (an instance's first record covers part of a second),
+  names the second itself, higher sequence (the longer-running instance), higher instance id, later record.
+- A host is expected in a window if it was in one of the `EXPECTED_WINDOWS` before, or had a record for one of them that
+  was in time although the window had closed. Windows do not wait for a host whose records are dropped. While no host is
   expected, windows wait for `lateness_s`.
 - An interval without any record gives no window.
 """
@@ -34,37 +33,37 @@ import pyarrow as pa
 from shoal.errors import ProtocolError
 from shoal.load.fold_state import NEVER_S, FoldState, HostMemory, Piece, Rank, RecordKey
 from shoal.load.kinds import Kinds
-from shoal.load.reports import Arrival, Report, arrivals, read_report
-from shoal.load.summing import sum_up
+from shoal.load.reports import Arrival, TelemetryReport, arrivals, read_report
 from shoal.load.window import LoadWindow
+from shoal.load.window_sum import sum_up
 
 EXPECTED_WINDOWS: Final = 3
-"""For how many windows a host that has gone silent is waited for."""
+"""For how many windows the fold waits for a silent host."""
 
 EARLY_S_MAX: Final = 2.0
-"""How long after its arrival the second of a record may end, by a clock that was put right as far as it can be."""
+"""How long after its arrival the second of a record may end, by the corrected clock."""
 
 REACH_S_MAX: Final = 0.5
-"""How far beyond its arrival a record of several seconds may reach and still be one that begins with its second."""
+"""How far after its arrival a record of several seconds may end and still count from its second on."""
 
 RECORD_S_MAX: Final = 60
-"""Seconds that one record counts for: the last ones that it covers."""
+"""Seconds for which one record counts: the last ones that it covers."""
 
 PENDING_S_MAX: Final = 120
-"""Seconds in windows that are not closed. Beyond, the oldest window is closed whatever it lacks."""
+"""Seconds in open windows. Above it the oldest window is closed even if it is incomplete."""
 
 HOSTS_MAX: Final = 10_000
-"""Hosts that are remembered. Records of others are refused."""
+"""Hosts that are remembered. Records of further hosts are refused."""
 
 HOST_SILENT_S_MAX: Final = 60.0
 """After this time without a record a host is forgotten."""
 
 RECENT_RECORDS_MAX: Final = 64
-"""Records of each host that are remembered to know them again: more than the corrections of a clock can bring back."""
+"""Records of each host that are remembered to detect duplicates: more than a correction of a clock can repeat."""
 
 
 class WindowTimes(Protocol):
-    """How long windows are, and how long they wait. The balancer's settings are one."""
+    """The length of windows, and how long they wait. `BalanceSettings` implements it."""
 
     @property
     def window_s(self) -> int:
@@ -78,7 +77,7 @@ class WindowTimes(Protocol):
 def fold(
     state: FoldState, batch: pa.RecordBatch | pa.Table, now_s: float, times: WindowTimes, kinds: Kinds
 ) -> tuple[list[LoadWindow], FoldState]:
-    """The windows that a batch (see `shoal.load.reports`) and the time close, oldest first, and the next state."""
+    """The windows that a batch (see `shoal.load.reports`) and the time close, oldest first, and the new state."""
     state = state.copy()
     if state.closed_until == NEVER_S:
         state.closed_until = _aligned(now_s - PENDING_S_MAX, times)
@@ -94,19 +93,19 @@ def _host(arrival: Arrival) -> str:
 
 
 def _aligned(at_s: float, times: WindowTimes) -> int:
-    """The start of the window that a time is in."""
+    """The start of the window that contains a time."""
     return math.floor(at_s / times.window_s) * times.window_s
 
 
 def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes, kinds: Kinds) -> None:
-    """Takes in the records of one host."""
+    """Adds the records of one host."""
     known = state.hosts.get(host)
     if known is None and len(state.hosts) >= HOSTS_MAX:
         state.counters.refused += len(found)
         return
     memory = known or HostMemory()
     recent: dict[RecordKey, None] = dict.fromkeys(memory.recent)
-    news: list[tuple[Arrival, Report]] = []
+    news: list[tuple[Arrival, TelemetryReport]] = []
     for arrival in found:
         key = (arrival.id.instance, arrival.id.second, arrival.id.sequence)
         if key in recent:
@@ -137,8 +136,9 @@ def _take(state: FoldState, host: str, found: list[Arrival], times: WindowTimes,
     )
 
 
-def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> int:
-    """Adds a record to the seconds that it covers, and returns the end of the last one; `NEVER_S` if it is early."""
+def _place(state: FoldState, arrival: Arrival, report: TelemetryReport, shift_s: int) -> int:
+    """Adds a record to the seconds that it covers; returns the end of the last one, `NEVER_S` if the record is
+    early."""
     named = arrival.id.second + shift_s
     if named + 1 > arrival.arrived_s + EARLY_S_MAX:
         state.counters.early += 1
@@ -164,7 +164,7 @@ def _place(state: FoldState, arrival: Arrival, report: Report, shift_s: int) -> 
 
 
 def _close(state: FoldState, now_s: float, times: WindowTimes, kinds: Kinds) -> list[LoadWindow]:
-    """Closes windows that are due, oldest first, and forgets hosts that are silent."""
+    """Closes the windows that are due, oldest first, and forgets silent hosts."""
     length = times.window_s
     windows: list[LoadWindow] = []
     while state.pending:
@@ -186,7 +186,7 @@ def _close(state: FoldState, now_s: float, times: WindowTimes, kinds: Kinds) -> 
 
 
 def _is_due(state: FoldState, start: int, end: int, now_s: float, times: WindowTimes) -> bool:
-    """Whether the oldest open window is to be closed."""
+    """Whether the oldest open window must be closed."""
     if now_s >= end + times.lateness_s or len(state.pending) > PENDING_S_MAX:
         return True
     since = start - EXPECTED_WINDOWS * times.window_s

@@ -1,7 +1,6 @@
-"""What the fold remembers between two batches, and its bytes. Version 3.
+"""The state of the fold between two batches, and its encoding. Version 3.
 
-Owns the record and how it is copied, written and read: jobs on Spark keep it as bytes between batches. What it means is
-decided in `fold`.
+Owns the record and how it is copied, written and read: Spark jobs keep it as bytes between batches. `fold` uses it.
 """
 
 from __future__ import annotations
@@ -15,15 +14,15 @@ import pyarrow as pa
 
 from shoal.errors import ProtocolError
 from shoal.load.clocks import Clock
-from shoal.load.reports import HostReport, Report
+from shoal.load.reports import HostFigures, TelemetryReport
 
 STATE_VERSION: Final = 3
 
 NEVER_S: Final = -(2**62)
-"""Before every second."""
+"""A time before every second."""
 
 RecordKey: TypeAlias = tuple[str, int, int]
-"""Instance, second and sequence: what makes a record unique among those of its host."""
+"""Instance, second and sequence, which identify a record among those of its host."""
 
 Rank: TypeAlias = tuple[bool, bool, int, str, int]
 """Of two records of one host for one second, the one with the larger rank counts (see `fold`)."""
@@ -32,12 +31,12 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 
 class Piece(NamedTuple):
-    """The part of a record that falls into one second."""
+    """The part of a record that belongs to one second."""
 
     rank: Rank
     share: float
-    """How much of the record that is; a record that covers two seconds gives half of it to each."""
-    report: Report
+    """The share of the record; 1/2 if the record covers two seconds."""
+    report: TelemetryReport
 
 
 class HostMemory(msgspec.Struct, frozen=True, array_like=True):
@@ -45,30 +44,30 @@ class HostMemory(msgspec.Struct, frozen=True, array_like=True):
 
     clock: Clock = Clock()
     recent: tuple[RecordKey, ...] = ()
-    """Records that were taken in, oldest first."""
+    """The last records that were added, oldest first."""
     reported_until: int = NEVER_S
     """The end of the last second that it reported, by the reader's clock."""
     present_until: int = NEVER_S
-    """The end of the last closed window that it is in, or would be in if others had waited for it."""
+    """The end of the last closed window with data of the host, or that a record in time came too late for."""
     heard_at: float = 0.0
     """When its last record arrived."""
 
 
 class FoldCounters(msgspec.Struct):
-    """What became of all records so far."""
+    """Counters of all records so far."""
 
     taken: int = 0
     garbage: int = 0
-    """Rows that are no record, or one that cannot be read."""
+    """Rows without a readable record."""
     duplicates: int = 0
     late: int = 0
-    """Records of which every second was in a closed window already."""
+    """Records with all seconds in windows that were already closed."""
     early: int = 0
-    """Records about a time that had not come yet when they arrived: the host's clock is wrong."""
+    """Records of a time after their arrival: the host's clock is wrong."""
     overlapping: int = 0
-    """Seconds for which there were two records of one host, of which one counts."""
+    """Seconds with two records of one host, of which one counts."""
     refused: int = 0
-    """Records of hosts beyond `HOSTS_MAX`."""
+    """Records of hosts above `HOSTS_MAX`."""
     windows: int = 0
     rows: int = 0
     """Rows of units in all records that could be read."""
@@ -76,7 +75,7 @@ class FoldCounters(msgspec.Struct):
 
 @dataclass(slots=True)
 class FoldState:
-    """The state of the fold. A value: the fold changes a copy."""
+    """The state of the fold. It is treated as immutable: the fold changes a copy."""
 
     closed_until: int = NEVER_S
     """Every second before this one is in a closed window, or too late for one."""
@@ -86,13 +85,13 @@ class FoldState:
     counters: FoldCounters = field(default_factory=FoldCounters)
 
     def copy(self) -> FoldState:
-        """One that can be changed without changing this one."""
+        """A copy that can be changed independently."""
         pending = {second: dict(pieces) for second, pieces in self.pending.items()}
         return FoldState(self.closed_until, pending, dict(self.hosts), msgspec.structs.replace(self.counters))
 
     def to_bytes(self) -> bytes:
-        """Everything, as bytes."""
-        reports: dict[int, tuple[int, Report]] = {}
+        """The encoded state."""
+        reports: dict[int, tuple[int, TelemetryReport]] = {}
         pieces: list[tuple[int, str, Rank, float, int]] = []
         for second, by_host in self.pending.items():
             for host, piece in by_host.items():
@@ -116,14 +115,16 @@ class FoldState:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> FoldState:
-        """The state in some bytes; `ProtocolError` when they are none, or of another version."""
+        """The state in `data`; `ProtocolError` if it is invalid or of another version."""
         try:
             version = msgspec.msgpack.decode(data, type=_Version).version
             if version != STATE_VERSION:
                 raise ProtocolError(f"a fold state of version {version!r}; this process knows version {STATE_VERSION}")
             saved = msgspec.msgpack.decode(data, type=_Saved)
             batches = {kind: _batches(stream) for kind, stream in saved.units.items()}
-            reports = [Report(host, {kind: next(batches[kind]) for kind in kinds}) for host, kinds in saved.reports]
+            reports = [
+                TelemetryReport(host, {kind: next(batches[kind]) for kind in kinds}) for host, kinds in saved.reports
+            ]
             state = cls(saved.closed_until, {}, saved.hosts, saved.counters)
             for second, host, rank, share, index in saved.pieces:
                 state.pending.setdefault(second, {})[host] = Piece(rank, share, reports[index])
@@ -136,24 +137,24 @@ class FoldState:
 
 
 class _Version(msgspec.Struct, array_like=True):
-    """The beginning of every version."""
+    """The first field, which all versions share."""
 
     version: int
 
 
 class _Saved(msgspec.Struct, array_like=True):
-    """The state as it is written."""
+    """The encoded form of the state."""
 
     version: int
     closed_until: int
     hosts: dict[str, HostMemory]
     counters: FoldCounters
     pieces: list[tuple[int, str, Rank, float, int]]
-    """Second, host, rank, share, and which report it is of."""
-    reports: list[tuple[HostReport, tuple[str, ...]]]
+    """Second, host, rank, share, and the index of the report."""
+    reports: list[tuple[HostFigures, tuple[str, ...]]]
     """Each with the kinds of its units."""
     units: dict[str, bytes]
-    """By kind: the units of each report that has some, as batches of one Arrow stream."""
+    """By kind: the units of all reports with that kind, as batches of one Arrow stream."""
 
 
 def _stream(batches: list[pa.RecordBatch]) -> bytes:

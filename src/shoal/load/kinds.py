@@ -1,7 +1,7 @@
-"""Kinds of units and hosts: the columns of their telemetry, how the fold sums them up, and what units cost.
+"""Kinds of units and hosts: the columns of their telemetry, how the fold combines them, and what units cost.
 
-Owns the declarations. A kind is a value: the package of channels declares `channel` and `server`, and another package
-declares its own in the same way. Everything else in `shoal.load` works by these declarations.
+Owns the declarations. A kind is a value: the package of channels declares `channel` and `server`, and other packages
+declare theirs in the same way. Everything else in `shoal.load` uses these declarations.
 
     kind of unit     columns of its table in a record; `RATE` and `PEAK` columns are in load windows too
                      costs: which resource of the host its units use up, and in what proportion
@@ -22,38 +22,37 @@ from shoal.errors import ConfigError
 
 CHANNEL: Final = "channel"
 SERVER: Final = "server"
-"""The kinds of load windows that do not name theirs: those of version 2."""
+"""The kinds in load windows of version 2, which do not name them."""
 
 UNIT_COLUMNS: Final = ("unit", "complete")
-"""Columns of every table of units: the name, and whether no limit kept anything about the unit from being counted."""
+"""Columns of every table of units: the name, and whether everything about the unit was counted in spite of limits."""
 
 WINDOW_COLUMNS: Final = ("kind", "unit", "host", "host_kind", "site", "seconds", "complete")
-"""Columns of every load window. No kind can have figures with these names."""
+"""Columns of every load window. Figures of kinds cannot have these names."""
 
 
 class Type(enum.StrEnum):
-    """What a column holds."""
+    """The type of a column."""
 
     INT = "int"
     """Whole numbers from 0 to 2^63 - 1."""
     FLOAT = "float"
     """Finite numbers; in tables of units not below 0."""
     IDS = "ids"
-    """A list of 64-bit ids in each row. Not in the rows of hosts, and not in load windows."""
+    """A list of 64-bit ids in each row. Not allowed in the rows of hosts and in load windows."""
 
 
 class Folding(enum.StrEnum):
-    """How the values of several seconds become one in a load window."""
+    """How the values of several seconds are combined in a load window."""
 
     RATE = "rate"
-    """Of units: the amounts are added up and divided by the time that was observed. The row of a host has the sum over
-    its units."""
+    """Units only: the sum divided by the observed time. The row of a host has the sum over its units."""
     PEAK = "peak"
-    """The most that one second saw."""
+    """The largest value of a second."""
     MEAN = "mean"
-    """Of hosts: the mean over the time that was measured; null if none was."""
+    """Hosts only: the mean over the measured time; null if there is none."""
     LAST = "last"
-    """Of hosts: what the last record says, for what is configured; null if that is 0."""
+    """Hosts only: the value of the last record, for configured values; null if it is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +77,9 @@ class HostColumn:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """One resource of a host that units use up: each by its work, the weighted sum of some of its rates.
+    """One resource of a host that units use in proportion to their work, the weighted sum of some of their rates.
 
-    `resource` is the figure of the host that says how much was used. Kinds that share hosts state work in one unit.
+    `resource` is the figure of the host with the amount used. Kinds that share hosts use the same unit of work.
     """
 
     resource: str
@@ -88,19 +87,19 @@ class Cost:
     """Names of rates of the unit, and their weights."""
 
     def weight(self, rate: str) -> float:
-        """The weight of a rate; 0 if it is no part of the work."""
+        """The weight of a rate; 0 if it is not part of the work."""
         return dict(self.work).get(rate, 0.0)
 
 
 INTERVAL_S: Final = HostColumn("interval_s", nullable=True)
-"""How long the record counted; null when there is nothing to compare with: the first second of an agent or a host."""
+"""The time that the record covers; null in the first second of an agent or a host, which has no previous sample."""
 UNCOUNTED: Final = HostColumn("uncounted", Type.INT)
-"""What was not counted under any unit, because of a limit."""
+"""Number of items that were not counted under any unit because of a limit."""
 
 
 @dataclass(frozen=True)
 class UnitKind:
-    """A kind of unit. Every table has the columns `UNIT_COLUMNS` beside these."""
+    """A kind of unit. Every table also has the columns `UNIT_COLUMNS`."""
 
     name: str
     columns: tuple[Column, ...]
@@ -112,12 +111,12 @@ class UnitKind:
         _check_names(self.name, names)
         for column in self.columns:
             if column.folding not in (None, Folding.RATE, Folding.PEAK):
-                raise ConfigError(f"kind {self.name}: units have no {column.folding} ({column.name})")
+                raise ConfigError(f"kind {self.name}: a column of units cannot be a {column.folding} ({column.name})")
             if column.type is Type.IDS and column.folding is not None:
                 raise ConfigError(f"kind {self.name}: a list of ids cannot be folded ({column.name})")
         for cost in self.costs:
             if not rates.issuperset(rate for rate, _ in cost.work):
-                raise ConfigError(f"kind {self.name}: the cost of {cost.resource} names what is no rate")
+                raise ConfigError(f"kind {self.name}: the cost of {cost.resource} names a column that is not a rate")
 
     @cached_property
     def folded(self) -> tuple[Column, ...]:
@@ -130,7 +129,7 @@ class UnitKind:
         return _checksum(f"{column.name}:{column.type}" for column in self.columns)
 
     def cost(self, resource: str) -> Cost:
-        """What its units cost of a resource of their host; nothing if the kind does not say."""
+        """The cost of its units in a resource of their host; without work if the kind declares none."""
         return next((cost for cost in self.costs if cost.resource == resource), Cost(resource, ()))
 
 
@@ -145,9 +144,9 @@ class HostKind:
         _check_names(self.name, [column.name for column in self.row])
         for column in self.row:
             if column.type is Type.IDS or (column.nullable and column.type is not Type.FLOAT):
-                raise ConfigError(f"kind {self.name}: the row of a host cannot have {column.name} as it is declared")
+                raise ConfigError(f"kind {self.name}: the type of {column.name} is not allowed in the row of a host")
             if column.figure and column.folding is Folding.RATE:
-                raise ConfigError(f"kind {self.name}: hosts have no {column.folding} ({column.name})")
+                raise ConfigError(f"kind {self.name}: a column of hosts cannot be a {column.folding} ({column.name})")
 
     @cached_property
     def row(self) -> tuple[HostColumn, ...]:
@@ -161,7 +160,7 @@ class HostKind:
 
     @cached_property
     def form(self) -> struct.Struct:
-        """The bytes of a row: numbers of 8 bytes, little-endian. Null is not a number (NaN)."""
+        """The encoding of a row: numbers of 8 bytes, little-endian. Null is NaN."""
         return struct.Struct("<" + "".join("q" if column.type is Type.INT else "d" for column in self.row))
 
     @cached_property
@@ -172,7 +171,7 @@ class HostKind:
 
 @dataclass(frozen=True)
 class Kinds:
-    """All kinds that a reader of telemetry knows. Figures of the same name mean the same in all of them."""
+    """All kinds that a reader of telemetry knows. Figures with the same name have the same meaning in all of them."""
 
     units: tuple[UnitKind, ...]
     hosts: tuple[HostKind, ...]
@@ -183,7 +182,7 @@ class Kinds:
         figures: dict[str, tuple[bool, Type]] = {}
         for name, meaning in self._figures():
             if name in WINDOW_COLUMNS or figures.setdefault(name, meaning) != meaning:
-                raise ConfigError(f"two kinds mean different things by the figure {name}, or all windows have it")
+                raise ConfigError(f"two kinds declare the figure {name} differently, or the name is reserved")
 
     def _figures(self) -> list[tuple[str, tuple[bool, Type]]]:
         of_units = [
@@ -217,7 +216,7 @@ class Kinds:
 
 def _check_names(what: str, names: list[str]) -> None:
     if len({*names, *UNIT_COLUMNS}) < len(names) + len(UNIT_COLUMNS):
-        raise ConfigError(f"kind {what}: a name occurs twice, or belongs to every kind")
+        raise ConfigError(f"kind {what}: a name occurs twice or is reserved")
 
 
 def _checksum(words: Iterable[str]) -> int:

@@ -1,7 +1,7 @@
-"""A telemetry record: what the units of one host, and the host itself, did in one second. Format 2.
+"""A telemetry record: the figures of one host and its units in one second. Format 2.
 
-Owns the record, its id, its bytes, and the command that appends it to a Redis stream. Works with struct, msgspec and
-NumPy alone: agents write records, and need not load pyarrow. What the figures mean is decided by the kinds.
+Owns the record, its id, its encoding, and the command that appends it to a Redis stream. Uses only struct, msgspec and
+NumPy, because agents write records and need not load pyarrow. The kinds define the meaning of the figures.
 
     at 0    2 bytes   magic F5 54
     at 2    1 byte    version, 2
@@ -16,11 +16,11 @@ Floats have width 8. A list is two buffers: the lengths of the rows, and `count`
 unit comes first, as a list of bytes; `complete` comes last: width 0 (all rows are), or one byte for each row. A table
 without rows has no buffers.
 
-All sizes follow from the head and are compared with the bytes that are there before anything is read or allocated. No
-table has more rows than its names have bytes, and one.
+All sizes follow from the head and are compared with the actual size before anything is read or allocated. A table has
+at most one row more than its names have bytes.
 
-Two records are the same when the whole id is equal: a repeated XADD shows as a duplicate, a restarted agent as another
-instance, a lost record as a hole in the sequence of an instance.
+Two records are the same if the whole id is equal: a repeated XADD is a duplicate, a restarted agent is another
+instance, and a lost record is a hole in the sequence of an instance.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HostRow: TypeAlias = Mapping[str, float | int | None]
 
 
 class RecordId(NamedTuple):
-    """What makes a record unique: the host, the incarnation of its agent, the second, a count within that
+    """The identity of a record: the host, the incarnation of its agent, the second, and a counter within that
     incarnation."""
 
     host: str
@@ -69,7 +69,7 @@ class RecordId(NamedTuple):
     sequence: int
 
     def encode(self) -> bytes:
-        """One line; the instance holds no slash."""
+        """The id as one line; the instance contains no slash."""
         return f"{self.host}/{self.instance}/{self.second}/{self.sequence}".encode()
 
     @classmethod
@@ -82,7 +82,7 @@ class RecordId(NamedTuple):
             raise ProtocolError(f"not the id of a telemetry record: {text[:80]!r}") from error
 
 
-class Record(NamedTuple):
+class TelemetryRecord(NamedTuple):
     """One second of one host."""
 
     id: RecordId
@@ -92,7 +92,7 @@ class Record(NamedTuple):
     tables: Mapping[str, UnitTable]
     """By kind of unit."""
     site: str = ""
-    """Where the host stands; empty if nobody said."""
+    """The site of the host; empty if it is not configured."""
 
 
 class _TableHead(msgspec.Struct, array_like=True):
@@ -100,9 +100,9 @@ class _TableHead(msgspec.Struct, array_like=True):
     layout: int
     rows: int
     widths: bytes
-    """Of each buffer but the bytes of names."""
+    """The width of each buffer except the bytes of the names."""
     counts: list[int]
-    """Values of each list, the bytes of the names first."""
+    """The number of values of each list, the bytes of the names first."""
 
 
 class _Head(msgspec.Struct, array_like=True):
@@ -123,7 +123,7 @@ _decoder: Final = msgspec.msgpack.Decoder(_Head)
 # -- writing -------------------------------------------------------------------------------------------------
 
 
-def encode(record: Record) -> bytes:
+def encode(record: TelemetryRecord) -> bytes:
     """The bytes of a record."""
     kind = record.host_kind
     body = [kind.form.pack(*[_number(record.host[column.name]) for column in kind.row])]
@@ -163,7 +163,7 @@ def _write_table(table: UnitTable, body: list[bytes]) -> _TableHead:
 
 
 def _write_numbers(values: Numbers, body: list[bytes], least: int = 0) -> int:
-    """Appends whole numbers with the least width that holds all of them; returns the width."""
+    """Appends whole numbers with the smallest width that holds all of them; returns the width."""
     width = 8 if 0 < len(values) < NARROW_ROWS_MIN else max(_width(values), least)
     if width:
         body.append(values.astype(_NUMBERS[width], copy=False).tobytes())
@@ -171,12 +171,12 @@ def _write_numbers(values: Numbers, body: list[bytes], least: int = 0) -> int:
 
 
 def _width(values: Numbers) -> int:
-    """The least width that holds all bits of all numbers. A reader refuses those below 0."""
+    """The smallest width that holds all numbers. Readers refuse negative numbers."""
     bits = int(np.bitwise_or.reduce(values))
     return 8 if bits < 0 else next((width for limit, width in _WIDTHS if bits <= limit), 8)
 
 
-def xadd(record: Record, records_max: int) -> tuple[bytes, ...]:
+def xadd(record: TelemetryRecord, records_max: int) -> tuple[bytes, ...]:
     """The command that appends a record and keeps about `records_max` (the oldest are dropped)."""
     return (
         *(b"XADD", TELEMETRY_KEY, b"MAXLEN", b"~", b"%d" % records_max, b"*"),
@@ -187,8 +187,8 @@ def xadd(record: Record, records_max: int) -> tuple[bytes, ...]:
 # -- reading -------------------------------------------------------------------------------------------------
 
 
-def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> Record:
-    """The record in some bytes; `ProtocolError` when they are none, of another version, or of unknown kinds.
+def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> TelemetryRecord:
+    """The record in `data`; `ProtocolError` if it is invalid, of another version, or of unknown kinds.
 
     With `folded_only` tables have only the columns that load windows need.
     """
@@ -213,7 +213,7 @@ def decode(data: bytes, kinds: Kinds, *, folded_only: bool = False) -> Record:
     if buffers.left:
         raise ProtocolError(f"a telemetry record has {buffers.left} bytes too many")
     record_id = RecordId(head.host, head.instance, head.second, head.sequence)
-    return Record(record_id, host_kind, host, tables, head.site)
+    return TelemetryRecord(record_id, host_kind, host, tables, head.site)
 
 
 def _read_head(data: bytes) -> tuple[_Head, int]:
@@ -226,7 +226,7 @@ def _read_head(data: bytes) -> tuple[_Head, int]:
     if version != VERSION:
         raise _other_version(version)
     if length > len(data) - _START.size:
-        raise ProtocolError(f"a telemetry record has {len(data)} bytes, and its head alone {length}")
+        raise ProtocolError(f"a telemetry record has {len(data)} bytes, but its head has {length}")
     try:
         return _decoder.decode(memoryview(data)[_START.size : _START.size + length]), _START.size + length
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
@@ -253,7 +253,7 @@ def _other_columns(what: str) -> ProtocolError:
 
 
 class _Buffers:
-    """Bytes that are taken from the front. `ProtocolError` if there are too few."""
+    """Takes bytes from the front; `ProtocolError` if there are too few."""
 
     def __init__(self, data: memoryview, at: int) -> None:
         self._data = data
@@ -265,12 +265,12 @@ class _Buffers:
 
     def take(self, size: int) -> memoryview:
         if not 0 <= size <= self.left:
-            raise ProtocolError(f"a telemetry record is cut short: {self.left} bytes where {size} should follow")
+            raise ProtocolError(f"a telemetry record is cut short: {self.left} bytes are left, {size} expected")
         self._at += size
         return self._data[self._at - size : self._at]
 
     def numbers(self, count: int, width: int) -> memoryview:
-        """The bytes of some numbers; `count` was checked before."""
+        """The bytes of some numbers; the caller has checked `count`."""
         if width and width not in _NUMBERS:
             raise ProtocolError(f"a telemetry record has numbers of {width} bytes")
         return self.take(count * width)
@@ -281,7 +281,7 @@ def _read_host(data: memoryview, kind: HostKind) -> dict[str, float | int | None
     for column, value in zip(kind.row, kind.form.unpack(data), strict=True):
         is_null = column.nullable and math.isnan(value)
         if not is_null and not math.isfinite(value):
-            raise ProtocolError(f"a telemetry record says {column.name} = {value!r}")
+            raise ProtocolError(f"a telemetry record has {column.name} = {value!r}")
         row[column.name] = None if is_null else value
     return row
 
@@ -317,7 +317,7 @@ def _read_table(buffers: _Buffers, head: _TableHead, kind: UnitKind, folded_only
 
 
 def _int_column(data: memoryview, rows: int) -> Numbers:
-    """Whole numbers of any width as 64-bit ones, without a copy if they are so wide and aligned."""
+    """Whole numbers of any width as 64-bit numbers, without a copy if they are 64 bits wide and aligned."""
     if not len(data):
         return np.zeros(rows, np.int64)
     values = np.frombuffer(data, _NUMBERS[len(data) // rows])
@@ -325,12 +325,12 @@ def _int_column(data: memoryview, rows: int) -> Numbers:
         return values.astype(np.int64)
     signed = _aligned(values).view(np.int64)
     if signed.min() < 0:
-        raise ProtocolError("a telemetry record has a number beyond 2^63")
+        raise ProtocolError("a telemetry record has a number above 2^63 - 1")
     return signed
 
 
 def _aligned(values: Numbers) -> Numbers:
-    """The values where the processor can read them one by one."""
+    """The values in aligned memory."""
     return values if values.flags.aligned else values.copy()
 
 
@@ -347,7 +347,7 @@ def _figures(data: memoryview, rows: int, column: Column) -> Numbers:
         raise ProtocolError(f"a telemetry record has floats of {len(data) // rows} bytes in {column.name}")
     values = _aligned(np.frombuffer(data, _FLOAT))
     if not (np.isfinite(values).all() and values.min() >= 0):
-        raise ProtocolError(f"a telemetry record has a figure in {column.name} that cannot have been measured")
+        raise ProtocolError(f"a telemetry record has a negative or infinite figure in {column.name}")
     return values
 
 

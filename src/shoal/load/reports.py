@@ -1,8 +1,8 @@
-"""Reports: telemetry records as the fold takes them in, from raw stream entries to checked Arrow columns.
+"""Reports: telemetry records as the fold uses them, from raw stream entries to checked Arrow columns.
 
-Owns the shape of a batch, and what of a record a load window needs. Never touches a socket: a reader of the streams
-makes a batch of the entries and says when they arrived. A row that is no record is garbage: the fold counts and skips
-it.
+Owns the schema of a batch, and the part of a record that load windows need. Never touches a socket: a reader of the
+streams makes batches of the entries with their times of arrival. Rows without a valid record are garbage, which the
+fold counts and skips.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.load.table import UnitTable
 
 BATCH_SCHEMA: Final = pa.schema(
     [
-        # The id of the record, and what was on the stream. Null where it could not be read.
+        # The id and the data of the record. Null if it could not be read.
         ("host", pa.string()),
         ("instance", pa.string()),
         ("second", pa.int64()),
@@ -34,38 +34,38 @@ BATCH_SCHEMA: Final = pa.schema(
 
 
 class Arrival(NamedTuple):
-    """A row of a batch that has an id. They sort in the order in which they count as read."""
+    """A row of a batch with a valid id. Arrivals sort in the order in which they are folded."""
 
     arrived_s: float
     id: RecordId
     data: bytes
 
 
-class HostReport(msgspec.Struct, frozen=True, array_like=True):
-    """What a record says of the host itself."""
+class HostFigures(msgspec.Struct, frozen=True, array_like=True):
+    """The figures of the host itself in a record."""
 
     kind: str
     site: str
     covered_s: float
-    """How long the record counted. The first one of an agent or of a host does not know: taken for 1 s."""
+    """The time that the record covers; 1 s for the first record of an agent or a host, which does not know it."""
     measured: bool
-    """Whether there was anything to compare with; if not, figures that are means are None."""
+    """Whether there was a previous sample to compare with; if not, figures that are means are None."""
     complete: bool
     """Whether everything was counted under its unit."""
     figures: dict[str, float | int | None]
     """By their names in load windows."""
 
 
-class Report(NamedTuple):
-    """One record, checked: nothing in it is null, infinite or negative where it must not be."""
+class TelemetryReport(NamedTuple):
+    """One checked record: nothing in it is null, infinite or negative where that is not allowed."""
 
-    host: HostReport
+    host: HostFigures
     units: dict[str, pa.RecordBatch]
     """By kind: the unit, the figures that load windows have, and `complete`."""
 
 
 def entries_to_batch(entries: Iterable[tuple[bytes, bytes]], arrived_s: float) -> pa.RecordBatch:
-    """A batch of stream entries (the fields `id` and `data`) that were read at one time."""
+    """A batch of stream entries (the fields `id` and `data`) that were read at the same time."""
     rows: list[tuple[Any, ...]] = []
     for id_text, data in entries:
         try:
@@ -78,7 +78,8 @@ def entries_to_batch(entries: Iterable[tuple[bytes, bytes]], arrived_s: float) -
 
 
 def arrivals(batch: pa.RecordBatch | pa.Table, now_s: float) -> tuple[list[Arrival], int]:
-    """The rows of a batch in order, and how many had no id, no data or no time. None arrived after now."""
+    """The rows of a batch in order, and the number of rows without id, data or time. Times after `now_s` are
+    corrected to `now_s`."""
     found: list[Arrival] = []
     columns = (batch[name].to_pylist() for name in BATCH_SCHEMA.names)
     for host, instance, second, sequence, arrived_s, data in zip(*columns, strict=True):
@@ -90,14 +91,14 @@ def arrivals(batch: pa.RecordBatch | pa.Table, now_s: float) -> tuple[list[Arriv
 
 
 def refusals(batch: pa.RecordBatch | pa.Table, refusals_max: int, kinds: Kinds) -> list[tuple[int, str]]:
-    """The rows of a batch that are no record, the first ones: which row, and why. For people: the fold only counts."""
+    """The first rows of a batch without a valid record, and why; for log lines, because the fold only counts them."""
     found: list[tuple[int, str]] = []
     columns = (batch[name].to_pylist() for name in BATCH_SCHEMA.names)
     for row, (host, instance, second, sequence, arrived_s, data) in enumerate(zip(*columns, strict=True)):
         if len(found) == refusals_max:
             break
         if None in (host, instance, second, sequence, data):
-            found.append((row, "an entry of the stream has no id of a telemetry record, or no data"))
+            found.append((row, "a stream entry has no valid id of a telemetry record, or no data"))
         elif arrived_s is None or not math.isfinite(arrived_s):
             found.append((row, "a record has no time of arrival"))
         else:
@@ -108,17 +109,17 @@ def refusals(batch: pa.RecordBatch | pa.Table, refusals_max: int, kinds: Kinds) 
     return found
 
 
-def read_report(arrival: Arrival, kinds: Kinds) -> Report:
-    """What a load window needs of a record; `ProtocolError` when it is none, or not the one that its row names."""
+def read_report(arrival: Arrival, kinds: Kinds) -> TelemetryReport:
+    """The part of a record that load windows need; `ProtocolError` if it is invalid or has another id than its row."""
     record = decode(arrival.data, kinds, folded_only=True)
     if record.id != arrival.id:
-        raise ProtocolError(f"a row of {arrival.id.encode()!r} holds the record {record.id.encode()!r}")
+        raise ProtocolError(f"the row {arrival.id.encode()!r} contains the record {record.id.encode()!r}")
     units = {kind: to_arrow(table) for kind, table in record.tables.items()}
-    return Report(_host_report(record.host_kind, record.site, record.host), units)
+    return TelemetryReport(_host_figures(record.host_kind, record.site, record.host), units)
 
 
 def to_arrow(table: UnitTable) -> pa.RecordBatch:
-    """The figures of a table that load windows have, without a copy but for `complete`."""
+    """The columns of a table that load windows need, without a copy except `complete`."""
     names = [None, pa.py_buffer(table.units.offsets), pa.py_buffer(table.units.values)]
     arrays = [pa.Array.from_buffers(pa.binary(), len(table), names)]
     arrays += [pa.array(table[column.name]) for column in table.kind.folded]
@@ -131,8 +132,8 @@ def _schema(kind: UnitKind) -> pa.Schema:
     return pa.schema([("unit", pa.binary()), *figures, ("complete", pa.bool_())])
 
 
-def _host_report(kind: HostKind, site: str, row: HostRow) -> HostReport:
-    """What the fold needs of the row of a host, checked."""
+def _host_figures(kind: HostKind, site: str, row: HostRow) -> HostFigures:
+    """The checked figures that the fold needs from the row of a host."""
     interval_s = row[INTERVAL_S.name]
     measured = interval_s is not None
     covered_s = _checked(INTERVAL_S.name, interval_s) if measured else 1.0
@@ -142,11 +143,11 @@ def _host_report(kind: HostKind, site: str, row: HostRow) -> HostReport:
     for column in kind.figures:
         skipped = column.folding is Folding.MEAN and not measured
         figures[column.figure] = None if skipped else _checked(column.name, row[column.name])
-    return HostReport(kind.name, site, covered_s, measured, row[UNCOUNTED.name] == 0, figures)
+    return HostFigures(kind.name, site, covered_s, measured, row[UNCOUNTED.name] == 0, figures)
 
 
 def _checked(name: str, value: float | int | None) -> float | int:
-    """The value, or `ProtocolError` if it cannot have been measured."""
+    """The value; `ProtocolError` if it is missing, infinite or negative."""
     if value is None or not math.isfinite(value) or value < 0:
-        raise ProtocolError(f"a telemetry record says {name} = {value!r}")
+        raise ProtocolError(f"a telemetry record has {name} = {value!r}")
     return value

@@ -1,6 +1,6 @@
-"""Tables of units as NumPy columns: what agents write, and what readers get.
+"""Tables of units as NumPy columns, as agents write and readers decode them.
 
-Owns the two shapes. pyarrow is not needed: `shoal.load.reports` turns columns into Arrow where the fold wants them.
+Owns the two column types. pyarrow is not needed: `shoal.load.reports` converts columns to Arrow for the fold.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class UnitTable:
-    """What units of one kind did in one second. A table that was read may have some of the kind's columns only."""
+    """The figures of units of one kind in one second. A decoded table may have only some of the kind's columns."""
 
     kind: UnitKind
     units: Ragged
@@ -80,7 +80,7 @@ class UnitTable:
 
     @classmethod
     def of_rows(cls, kind: UnitKind, rows: Mapping[bytes, Mapping[str, Any]]) -> UnitTable:
-        """A table from rows by unit. What a row does not say is 0 or an empty list, and complete."""
+        """A table from rows by unit. Missing values are 0 or an empty list, and rows are complete by default."""
         columns: dict[str, Numbers | Ragged] = {}
         for column in kind.columns:
             if column.type is Type.IDS:

@@ -1,14 +1,13 @@
-"""A load window: what every unit and every host did in one interval, as one Arrow table. Version 3.
+"""A load window: the figures of every unit and every host in one interval, as one Arrow table. Version 3.
 
-Owns the schema, what the columns of every window mean, and the bytes of a window. The figures between `seconds` and
-`complete` are those that the kinds declare, null in rows of other kinds. How windows come about is decided in `fold`.
+Owns the schema, the meaning of the common columns, and the encoding of a window. The figures between `seconds` and
+`complete` are those that the kinds declare, null in rows of other kinds. `fold` makes windows.
 
-Rates are amounts a second over the time that the host really observed, so a second that is missing makes a rate less
-sure but not smaller. A host that reported nothing at all in the interval has no rows.
+Rates are amounts per second over the time that the host observed, so a missing second makes a rate less accurate but
+not smaller. A host without reports in the interval has no rows.
 
-A kept window of version 2 is read as one of channels (kind `channel`) on servers (host kind `server`) without a site. A
-window of fewer kinds is read as one in which the others did nothing. An unknown column is refused: a newer Shoal wrote
-it.
+A stored window of version 2 is read as one of channels (kind `channel`) on servers (host kind `server`) without a site.
+In a window of fewer kinds the others count as idle. A window with an unknown column is refused: a newer Shoal wrote it.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ from shoal.load.kinds import CHANNEL, SERVER, Kinds, Type
 
 WINDOW_VERSION: Final = b"3"
 KEPT_VERSIONS: Final = (b"2", WINDOW_VERSION)
-"""Versions of windows that are kept in files. A window on its way is of the newest version."""
+"""Versions of windows in files. Windows that are sent have the newest version."""
 VERSION_KEY: Final = b"shoal.window.version"
 START_KEY: Final = b"shoal.window.start_s"
 END_KEY: Final = b"shoal.window.end_s"
 
 NAME: Final = pa.dictionary(pa.int16(), pa.string())
-"""Names of which there are few: a million rows take two bytes each."""
+"""Names with few distinct values: two bytes per row."""
 
 _HEAD: Final = (
-    pa.field("kind", NAME),  # of the unit; null in the one row of the host itself
+    pa.field("kind", NAME),  # of the unit; null in the row of the host itself
     pa.field("unit", pa.binary()),  # null in the row of the host
     pa.field("host", pa.string(), nullable=False),
     pa.field("host_kind", NAME, nullable=False),
-    pa.field("site", NAME),  # of the host; null: nobody said
-    pa.field("seconds", pa.int32(), nullable=False),  # of the interval that the host reported
+    pa.field("site", NAME),  # of the host; null if it is not configured
+    pa.field("seconds", pa.int32(), nullable=False),  # number of seconds of the interval that the host reported
 )
 _TAIL: Final = (
-    # A unit: no limit kept anything about it from being counted. A host: every second is there, was measured, and no
-    # limit kept units from being counted.
+    # Unit: everything about it was counted in spite of limits. Host: every second was reported and measured, and all
+    # units were counted.
     pa.field("complete", pa.bool_(), nullable=False),
 )
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
@@ -53,13 +52,13 @@ _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 @lru_cache(maxsize=16)
 def window_schema(kinds: Kinds) -> pa.Schema:
-    """The columns of a window of some kinds."""
+    """The schema of windows with these kinds."""
     figures = [pa.field(name, pa.int64() if type is Type.INT else pa.float64()) for name, type in kinds.figures.items()]
     return pa.schema([*_HEAD, *figures, *_TAIL])
 
 
 def repeated(name: str | None, rows: int, names: Sequence[str] = ()) -> pa.DictionaryArray:
-    """The same name, or null, in some rows. `names` is the dictionary, if it has more than the name."""
+    """A column with the same name, or null, in all rows. `names` is the dictionary; empty: only the name."""
     known = [*names] or ([] if name is None else [name])
     indices = pa.nulls(rows, pa.int16()) if name is None else pa.array(np.full(rows, known.index(name), np.int16))
     return pa.DictionaryArray.from_arrays(indices, pa.array(known, pa.string()))
@@ -67,7 +66,7 @@ def repeated(name: str | None, rows: int, names: Sequence[str] = ()) -> pa.Dicti
 
 @dataclass(frozen=True, slots=True)
 class LoadWindow:
-    """The interval from `start_s` up to and without `end_s`, in seconds of the wall clock."""
+    """The load in the interval from `start_s` to `end_s` (exclusive), in wall-clock seconds."""
 
     start_s: int
     end_s: int
@@ -94,7 +93,7 @@ class LoadWindow:
         return self._rows(codes == names.get(kind, len(names)))
 
     def _rows(self, wanted: npt.NDArray[np.bool_]) -> pa.Table:
-        """Some rows; without a copy if they follow each other."""
+        """The wanted rows; without a copy if they are contiguous."""
         count = int(np.count_nonzero(wanted))
         first = int(wanted.argmax()) if count else 0
         if wanted[first : first + count].all():
@@ -102,7 +101,7 @@ class LoadWindow:
         return self.table.filter(pa.array(wanted))
 
     def to_bytes(self) -> bytes:
-        """One Arrow IPC stream; the interval is in the metadata of its schema."""
+        """The window as an Arrow IPC stream, with the interval in the metadata of its schema."""
         sink = pa.BufferOutputStream()
         metadata = {VERSION_KEY: WINDOW_VERSION, START_KEY: b"%d" % self.start_s, END_KEY: b"%d" % self.end_s}
         table = self.table.replace_schema_metadata(metadata)
@@ -113,7 +112,7 @@ class LoadWindow:
 
     @classmethod
     def from_bytes(cls, data: bytes, kinds: Kinds, versions: Sequence[bytes] = (WINDOW_VERSION,)) -> LoadWindow:
-        """The window in some bytes; `ProtocolError` when they are none, or not of these versions."""
+        """The window in `data`; `ProtocolError` if it is invalid or not of these versions."""
         try:
             with pa.ipc.open_stream(pa.BufferReader(data)) as reader:
                 metadata = reader.schema.metadata or {}
@@ -127,7 +126,7 @@ class LoadWindow:
         try:
             start_s, end_s = int(metadata[START_KEY]), int(metadata[END_KEY])
         except (KeyError, ValueError) as error:
-            raise ProtocolError("a load window does not say which interval it is of") from error
+            raise ProtocolError("a load window has no interval") from error
         return cls(start_s, end_s, _fitted(table, window_schema(kinds)))
 
 
@@ -143,7 +142,7 @@ def _check_version(version: bytes | None, known: Sequence[bytes]) -> None:
 
 
 def _of_channels(table: pa.Table) -> pa.Table:
-    """A table of version 2 with the columns that it lacks."""
+    """Adds the missing columns to a table of version 2."""
     _check_names(table)
     unit = table["unit"].combine_chunks() if "unit" in table.column_names else pa.nulls(table.num_rows, pa.binary())
     codes = pa.array(np.zeros(table.num_rows, np.int16), mask=unit.is_null().to_numpy(zero_copy_only=False))
@@ -163,7 +162,7 @@ def _check_names(table: pa.Table) -> None:
 
 
 def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema. Figures that are not there are null; all else must be as the schema says."""
+    """The table with the columns of a schema. Missing figures are null; everything else must match the schema."""
     _check_names(table)
     found = {field.name: field for field in table.schema}
     columns: list[Any] = []
@@ -172,18 +171,16 @@ def _fitted(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if there is None and field.nullable and field not in _HEAD:
             columns.append(pa.nulls(table.num_rows, field.type))
         elif there is None or there.type != field.type or (not field.nullable and table[field.name].null_count):
-            raise ProtocolError(f"a load window lacks the column {field.name}, or has another one in its place")
+            raise ProtocolError(f"a load window has no column {field.name} of the expected type")
         else:
             columns.append(table[field.name])
     if found:
-        raise ProtocolError(
-            f"a load window has columns that this process does not know: {', '.join(found)}", do="upgrade this process"
-        )
+        raise ProtocolError(f"a load window has unknown columns: {', '.join(found)}", do="upgrade this process")
     return pa.Table.from_arrays(columns, schema=schema)
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int16], dict[str, int]]:
-    """The place of each name in the dictionary, -1 for null, and the place by name."""
+    """The index of each row's name in the dictionary, -1 for null, and the index by name."""
     column = column.unify_dictionaries()
     if not column.num_chunks:
         return np.zeros(0, np.int16), {}

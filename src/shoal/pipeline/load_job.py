@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shoal.balance.settings import BalanceSettings
-from shoal.load.fold_in_order import fold_in_order
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load.reports import BATCH_SCHEMA, refusals
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS

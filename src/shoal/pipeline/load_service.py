@@ -22,7 +22,7 @@ from shoal.bus.location import find_url
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ShoalError
 from shoal.load.window import LoadWindow
-from shoal.load.window_feed import WINDOW_BYTES_MAX, alive_command, feed_command, gone_command
+from shoal.load.window_feed import WINDOW_BYTES_MAX, alive_command, ended_command, feed_command
 from shoal.logs import get_log
 from shoal.pipeline.job_folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
@@ -68,7 +68,7 @@ class WindowSender:
 
     def end(self) -> None:
         """Tells the balancer that the job has ended."""
-        self._write(gone_command())
+        self._write(ended_command())
 
     def _write(self, command: Command) -> None:
         where = self._address

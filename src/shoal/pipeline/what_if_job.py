@@ -19,8 +19,8 @@ import pyarrow.compute as pc
 import pyarrow.feather as feather
 
 from shoal import config
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.forecast import Forecast
-from shoal.balance.options import BalancerOptions
 from shoal.errors import PipelineError
 from shoal.flow import ServerModel
 from shoal.flow.workloads import traffic_of

@@ -29,13 +29,13 @@ E = TypeVar("E", bound=UnitEntry)
 """The entry of a kind."""
 H = TypeVar("H")
 """The hosts of the kind: the ring for channels."""
-P = TypeVar("P", bound="HostReport")
+P = TypeVar("P", bound="UnitReport")
 """The report of a host's agent."""
 Q = TypeVar("Q", bound="UnitRequest")
 """A request."""
 
 
-class HostReport(Protocol):
+class UnitReport(Protocol):
     """The report of one host's agent about the moving units there."""
 
     @property
@@ -103,7 +103,7 @@ class Steps(Protocol[E, H, P, Q]):
 
 
 @dataclass(frozen=True, slots=True)
-class View(Generic[H, P]):
+class ConductorView(Generic[H, P]):
     """The state of the coordinator: signed entries and encoded requests by unit, reports by host. `hosts` is None while
     nothing can be decided."""
 
@@ -167,7 +167,7 @@ class Conductor(Generic[E, H, P, Q]):
         """The number of moving units at the last call of `observe`."""
         return len(self._moving)
 
-    def observe(self, view: View[H, P], now: float) -> list[PutEntry[E] | DropRequest]:
+    def observe(self, view: ConductorView[H, P], now: float) -> list[PutEntry[E] | DropRequest]:
         """Takes the state of the coordinator; returns the writes."""
         self._wait_s = None
         self._learn(view.entries, now)
@@ -212,7 +212,7 @@ class Conductor(Generic[E, H, P, Q]):
         return entry
 
     def _decide(
-        self, unit: bytes, view: View[H, P], hosts: H, now: float, writes: list[PutEntry[E] | DropRequest]
+        self, unit: bytes, view: ConductorView[H, P], hosts: H, now: float, writes: list[PutEntry[E] | DropRequest]
     ) -> None:
         """Adds what is to be written for one unit: an entry at most, and the end of a request."""
         known = self._known.get(unit) or _Known(0, None, now)

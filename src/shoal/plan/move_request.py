@@ -37,7 +37,7 @@ class ChannelReport(msgspec.Struct, frozen=True, array_like=True):
     """Whether a message was published since the entry arrived."""
 
 
-class Report(msgspec.Struct, frozen=True, array_like=True):
+class MoveReport(msgspec.Struct, frozen=True, array_like=True):
     """The report of one server's agent about moving channels."""
 
     server: str
@@ -70,7 +70,7 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _stored_decoder: Final = msgspec.msgpack.Decoder(_Stored)
-_report_decoder: Final = msgspec.msgpack.Decoder(Report)
+_report_decoder: Final = msgspec.msgpack.Decoder(MoveReport)
 _request_decoder: Final = msgspec.msgpack.Decoder(MoveRequest)
 
 
@@ -94,12 +94,12 @@ def decode_body(data: bytes, kind: str, decoder: msgspec.msgpack.Decoder[T]) -> 
         raise ValueError("it is nested too deeply") from error
 
 
-def encode_report(report: Report) -> bytes:
+def encode_report(report: MoveReport) -> bytes:
     """The stored form of a report."""
     return encode_body(CHANNEL, report)
 
 
-def decode_report(data: bytes) -> Report:
+def decode_report(data: bytes) -> MoveReport:
     """The report in `data`; ProtocolError if it is invalid."""
     try:
         report = decode_body(data, CHANNEL, _report_decoder)

@@ -27,7 +27,7 @@ from shoal.limits import Limits
 from shoal.plan.conductor import Case, Step
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
-from shoal.plan.move_request import ChannelReport, MoveRequest, Report, decode_report, decode_request
+from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, decode_report, decode_request
 from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rules, rule
@@ -209,7 +209,7 @@ def _sorted(servers: Iterable[str]) -> tuple[str, ...]:
 
 # When each step is due
 
-_Case: TypeAlias = Case[Entry, Ring, Report]
+_Case: TypeAlias = Case[Entry, Ring, MoveReport]
 
 
 class _Move:
@@ -300,7 +300,7 @@ class ChannelSteps:
         """The request in `data`; PlanError if it is invalid."""
         return decode_request(data)
 
-    def read_report(self, data: bytes) -> Report:
+    def read_report(self, data: bytes) -> MoveReport:
         """The report in `data`; ProtocolError if it is invalid."""
         return decode_report(data)
 

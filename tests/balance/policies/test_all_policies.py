@@ -189,7 +189,7 @@ def test_a_server_that_did_not_report_keeps_its_channels(name: str) -> None:
     assert not len(decision.keep)
 
 
-def test_a_policy_that_is_not_there_is_refused_by_name() -> None:
+def test_unknown_policy_is_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="unknown policy 'round-robin'"):
         policy("round-robin")
 

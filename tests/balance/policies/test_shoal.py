@@ -152,7 +152,7 @@ def test_a_channel_that_mostly_goes_to_patterns_is_not_given_to_all_publishers()
     assert not len(decide(on(replace(heard, pattern_part=np.array([0.9])), [0], 8), DEFAULT_SETTINGS))
 
 
-def test_a_channel_that_nobody_can_divide_stays_single() -> None:
+def test_a_channel_that_cannot_be_divided_stays_single() -> None:
     situation = on(crowd([150, 1], publishers=1, subscribers=1), [0, 1], 4)
     assert not len(decide(situation, DEFAULT_SETTINGS))
 

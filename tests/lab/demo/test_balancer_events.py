@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from shoal.balance.change import ChannelMove, Place, ServerChange
+from shoal.balance.decision_record import Outcome
 from shoal.balance.proposal import Proposal
-from shoal.balance.recording import Outcome
 from shoal.lab.demo.balancer_events import MOVES_SHOWN_MAX, BalancerEvents
 from shoal.lab.demo.server_events import EventKind
 from shoal.plan.placement import Mode

@@ -25,7 +25,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (7,),
     "order": (6, 3),
     "heal": (7, 9),
-    "beacon": (108,),
+    "beacon": (130,),
     "handshake": (5,),
     "lease": (0,),
 }

@@ -18,7 +18,7 @@ TROUBLE_AT = 20.0
 CHANNEL = "c.0"
 
 
-def lost(*, lapses: bool, called_at: float, confirmed_at: float | None) -> int:
+def lost(*, lapses: bool, called_at: float, confirmed_at: float | None, first_fault_at: float | None = None) -> int:
     """The losses that the checker counts for a plain subscriber that never got the only message."""
     run = MovesRun(0)
     run.shape = dataclasses.replace(run.shape, lapses=lapses)
@@ -26,6 +26,7 @@ def lost(*, lapses: bool, called_at: float, confirmed_at: float | None) -> int:
     run.plain = [PlainSubscriber(run.network, "plain", CHANNEL, ("s1",))]
     run.plain[0].in_force_at = 1.0
     run.history.unwatched.append(Interval("s1 left the ring", TROUBLE_AT))
+    run.faults.first_at = first_fault_at
     number = run.history.publish(CHANNEL, 1, 1, called_at)
     if confirmed_at is not None:
         run.history.confirmed(number, confirmed_at)
@@ -48,6 +49,14 @@ def test_unconfirmed_messages_are_owed_if_no_lease_lapses(confirmed_at: float | 
 @pytest.mark.parametrize("confirmed_at", [None, TROUBLE_AT - BEFORE_TROUBLE_S + 0.1, TROUBLE_AT + 1.0])
 def test_messages_that_waited_for_a_lease_until_a_fault_are_not_owed(confirmed_at: float | None) -> None:
     assert lost(lapses=True, called_at=2.0, confirmed_at=confirmed_at) == 0
+
+
+def test_messages_that_waited_until_faults_began_are_not_owed() -> None:
+    """A burst on a congested link takes that long."""
+    facts = {"called_at": 2.0, "first_fault_at": TROUBLE_AT}
+    assert lost(lapses=False, confirmed_at=TROUBLE_AT + 1.0, **facts) == 0
+    assert lost(lapses=False, confirmed_at=TROUBLE_AT - 1.0, **facts) == 1
+    assert lost(lapses=False, confirmed_at=None, **facts) == 1
 
 
 def test_messages_published_after_a_fault_are_not_owed() -> None:

@@ -27,9 +27,9 @@ from tests.support.lamp_kind import (
     shelf_record,
 )
 
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome, decode_record, encode_record, proposal_of, replay
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome, decode_record, encode_record, proposal_of, replay
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.errors import ClusterError, CoordinatorError, ShoalError
@@ -40,8 +40,8 @@ from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import FaultTargets, Scenario
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.leader.telemetry_reader import TelemetryReader
@@ -115,8 +115,8 @@ class LampRun(Scenario):
         holder = f"{process.node.name}/{process.node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, LIMITS.server_lease_s / 2) as coordinator:
             leader = Leader(coordinator, self.signer, LIMITS, LeaderTiming(), [SERVER], holder, self.rules, REGISTRY)
-            balancing = Balancing(
-                BalancingStore(coordinator, self.signer.public, changed, REGISTRY.planners),
+            balancing = BalancerShell(
+                BalancerStore(coordinator, self.signer.public, changed, REGISTRY.planners),
                 TelemetryReader(None, None, LIMITS, changed, runtime),
                 self,
                 self,

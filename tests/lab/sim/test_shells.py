@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 
-from shoal.balance.options import BalancerOptions
-from shoal.balance.recording import DecisionRecord, Outcome
+from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
@@ -24,13 +24,13 @@ from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
 from shoal.lab.sim.world.world import World
-from shoal.leader.balancer_shell import Balancing
-from shoal.leader.balancer_store import BalancingStore
-from shoal.leader.conductor_shell import Leading
+from shoal.leader.balancer_shell import BalancerShell
+from shoal.leader.balancer_store import BalancerStore
+from shoal.leader.conductor_shell import Leadership
 from shoal.leader.keeper import Keeper
-from shoal.leader.keeper_shell import Keeping
+from shoal.leader.keeper_shell import KeeperShell
 from shoal.leader.leadership import Leader
-from shoal.leader.providers import Nobody
+from shoal.leader.providers import NoProvider
 from shoal.leader.telemetry_reader import TelemetryReader
 from shoal.limits import Limits
 from shoal.load.fold import fold
@@ -192,7 +192,7 @@ def start_keeper(cluster: Cluster, rules: Rules) -> Node:
         signer = Signer(bytes(32))
         keeper = Keeper(signer, LIMITS, [SERVER], DEFAULT_TIMING.first_ring_wait_s)
         async with StoppingClient(cluster.coordinator, process.loop, LEASE_S / 2) as coordinator:
-            await Keeping(coordinator, signer, keeper, DEFAULT_TIMING, "keeper", rules).run()
+            await KeeperShell(coordinator, signer, keeper, DEFAULT_TIMING, "keeper", rules).run()
 
     process.begin(keep())
     return process.node
@@ -253,10 +253,10 @@ class Balance:
         runtime, changed = self._process.runtime, asyncio.Event()
         options = BalancerOptions(auto=True)
         async with await runtime.coordinator(COORDINATOR_URL, LEASE_S / 2) as coordinator:
-            balancing = Balancing(
-                BalancingStore(coordinator, Signer(bytes(32)).public, changed),
+            balancing = BalancerShell(
+                BalancerStore(coordinator, Signer(bytes(32)).public, changed),
                 TelemetryReader(None, None, LIMITS, changed, runtime),
-                Nobody(options),
+                NoProvider(options),
                 self,
                 self._leading,
                 BalanceSettings(window_s=2, lateness_s=1.0),
@@ -275,8 +275,8 @@ class Balance:
             self._lease = self._store.acquire(KEEPER_LEASE, "balancer", NEVER_S, True)
         self.world.after(0.001, self._lead)
 
-    def _leading(self) -> Leading | None:
-        return Leading(self._lease, self._ring, self._lease) if self._lease is not None else None
+    def _leading(self) -> Leadership | None:
+        return Leadership(self._lease, self._ring, self._lease) if self._lease is not None else None
 
     def _report(self) -> None:
         second = round(FIRST_SECOND + self.world.now) - 1

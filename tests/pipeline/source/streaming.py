@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 import pytest
-from tests.load.reporting import record
+from tests.load.telemetry_samples import record
 from tests.support.redis_server import RedisServer
 
-from shoal.load.record import DATA_FIELD, ID_FIELD, Record, encode
+from shoal.load.record import DATA_FIELD, ID_FIELD, TelemetryRecord, encode
 from shoal.pipeline.source import parts
 from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offset_planner import OffsetPlanner
@@ -23,7 +23,7 @@ BASE_S = 1_763_240_000
 """The first second of made-up telemetry."""
 
 
-def entry(host: str, second: int, *, channels: int = 2, **more: object) -> Record:
+def entry(host: str, second: int, *, channels: int = 2, **more: object) -> TelemetryRecord:
     """A record with some channels."""
     rows = {
         b"c%d" % number: {"publications": second % 7 + number, "bytes_out": 100 * number} for number in range(channels)
@@ -41,7 +41,7 @@ class Stream:
         with BlockingConnection(self._server.host, self._server.port, None, None, dial=tcp) as asking:
             return asking.ask(*words)
 
-    def add(self, records: Iterable[Record], late_ms: int = 50) -> None:
+    def add(self, records: Iterable[TelemetryRecord], late_ms: int = 50) -> None:
         """Appends each record a little after the end of its second."""
         for one in records:
             self.add_raw((one.id.second + 1) * 1000 + late_ms, one.id.encode(), encode(one))

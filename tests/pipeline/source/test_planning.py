@@ -18,8 +18,8 @@ from shoal.balance.settings import BalanceSettings
 from shoal.cluster.local import LocalCluster
 from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.history.server_reader import Login
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load.record import encode
 from shoal.load_kinds import KINDS
 from shoal.pipeline.source.datasource import BatchReader, PartOfSource

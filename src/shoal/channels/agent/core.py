@@ -33,7 +33,7 @@ from shoal.channels.timers import Timers, patience
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
-from shoal.plan.move_request import Report
+from shoal.plan.move_request import MoveReport
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.commands import Command
@@ -466,7 +466,7 @@ class AgentCore:
         self._now = now
         self.dispatcher.forward_replied(server, count)
 
-    def take_report(self) -> Report | None:
+    def take_report(self) -> MoveReport | None:
         """A report for the coordinator, if there is a new one."""
         return self.dispatcher.take_report()
 

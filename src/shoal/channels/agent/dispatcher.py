@@ -21,7 +21,7 @@ from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
 from shoal.channels.states import ANNOUNCE
 from shoal.plan.entry import Phase
-from shoal.plan.move_request import Report
+from shoal.plan.move_request import MoveReport
 from shoal.rules import Rules, rule
 from shoal.wire.envelope import (
     BEACON,
@@ -264,7 +264,7 @@ class Dispatcher:
         self.forwards.replied(server, count)
         self._handovers.look()
 
-    def take_report(self) -> Report | None:
+    def take_report(self) -> MoveReport | None:
         """A report that the conductor has not seen."""
         self._handovers.look()
         return self._reporting.take()

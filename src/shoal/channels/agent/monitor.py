@@ -24,7 +24,7 @@ from shoal.channels.agent.core import AgentCore
 from shoal.channels.telemetry.analyzer import Analyzer, Second, ServerSample
 from shoal.channels.telemetry.channel_kind import SERVER
 from shoal.errors import ProtocolError
-from shoal.load.record import Record, RecordId, xadd
+from shoal.load.record import RecordId, TelemetryRecord, xadd
 from shoal.logs import get_log
 
 NUMSUB_PAGE_CHANNELS: Final = 500
@@ -190,7 +190,9 @@ class Monitor:
     def _report(self, closed: Second) -> None:
         self._sequence += 1
         record_id = RecordId(self._core.server, f"{self._core.instance:016x}", closed.second, self._sequence)
-        record = Record(record_id, SERVER, closed.server, {closed.channels.kind.name: closed.channels}, self._site)
+        record = TelemetryRecord(
+            record_id, SERVER, closed.server, {closed.channels.kind.name: closed.channels}, self._site
+        )
         command = xadd(record, self._records_max)
         fit = TELEMETRY_BYTES_MAX // len(command[-1])
         self._records_max = min(max(fit, TELEMETRY_RECORDS_MIN), TELEMETRY_RECORDS_MAX)

@@ -41,7 +41,7 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.move_request import Report
+from shoal.plan.move_request import MoveReport
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
@@ -250,7 +250,7 @@ class Agent:
         if session is not None and session.core.report_may_change:
             self._report_changed.set()
 
-    def _take_report(self) -> Report | None:
+    def _take_report(self) -> MoveReport | None:
         return self._session.core.take_report() if self._session is not None else None
 
     # The coordinator's answers about the lease (see `lease_keeper.Verdicts`)

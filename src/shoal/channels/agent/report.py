@@ -19,7 +19,7 @@ from shoal.channels.agent.handover import Handovers
 from shoal.channels.agent.moving_channel import Counted, DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.move_request import ChannelReport, Report
+from shoal.plan.move_request import ChannelReport, MoveReport
 from shoal.plan.placement import Mode
 from shoal.wire.envelope import inbox_channel
 
@@ -67,7 +67,7 @@ class Reporting:
         self._due_at: dict[bytes, float] = {}
         """The channels that are reported, and when the server is to be asked about each."""
         self._round: _Round | None = None
-        self._last: Report | None = None
+        self._last: MoveReport | None = None
 
     @property
     def moving(self) -> int:
@@ -180,12 +180,12 @@ class Reporting:
             or last.incarnation != self._host.incarnation
         )
 
-    def take(self) -> Report | None:
+    def take(self) -> MoveReport | None:
         """The report, if it has changed; None while the agent does not serve."""
         if self._host.state is not states.AgentState.SERVING:
             return None
         lines = {channel: line for channel in sorted(self._due_at) if (line := self._line(channel)) is not None}
-        report = Report(self._host.server, self._host.incarnation, lines)
+        report = MoveReport(self._host.server, self._host.incarnation, lines)
         if report == self._last:
             return None
         self._last = report

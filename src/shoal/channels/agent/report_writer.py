@@ -14,7 +14,7 @@ from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError
 from shoal.logs import get_log
 from shoal.plan.keys import report_key
-from shoal.plan.move_request import Report, encode_report
+from shoal.plan.move_request import MoveReport, encode_report
 
 INTERVAL_S: Final = 0.1
 
@@ -24,12 +24,12 @@ _log: Final = get_log(__name__)
 async def write_reports(
     coordinator: Coordinator,
     server: str,
-    take_report: Callable[[], Report | None],
+    take_report: Callable[[], MoveReport | None],
     changed: asyncio.Event,
     retry_s: float,
 ) -> None:
     """Writes the reports of a server's agent until it is cancelled. `changed`: the report may have changed."""
-    unwritten: Report | None = None
+    unwritten: MoveReport | None = None
     complained = False
     while True:
         if unwritten is None:

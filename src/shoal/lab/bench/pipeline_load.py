@@ -24,7 +24,7 @@ from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.cluster.acl import AGENT, READER
 from shoal.cluster.local import LocalCluster
 from shoal.load.kinds import UNCOUNTED, Type
-from shoal.load.record import DATA_FIELD, ID_FIELD, Record, RecordId, encode, xadd
+from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId, TelemetryRecord, encode, xadd
 from shoal.load.table import Ragged, UnitTable
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
 from shoal.pipeline.session import session
@@ -170,12 +170,12 @@ class Agents:
         to = PRODUCTION.address_book.reach(server)
         return BlockingConnection(to.host, to.port, AGENT, self._password, dial=to.dial)
 
-    def _record_of(self, server: ServerAddress, second: int) -> Record:
+    def _record_of(self, server: ServerAddress, second: int) -> TelemetryRecord:
         record = self._records[server.id]
         return record._replace(id=RecordId(server.id, "bench", second, second))
 
 
-def _record(server: str, channels: int, seed: int) -> Record:
+def _record(server: str, channels: int, seed: int) -> TelemetryRecord:
     """The record of one second of a server with a number of channels."""
     random = np.random.default_rng(seed)
     clients = Ragged.of_lists([[1, 2, 3]] * channels)
@@ -186,4 +186,4 @@ def _record(server: str, channels: int, seed: int) -> Record:
     names = Ragged.of_names(b"channel.%d" % number for number in range(channels))
     table = UnitTable(CHANNEL, names, columns, np.ones(channels, np.bool_))
     host: dict[str, float | int | None] = {column.name: 1 for column in SERVER.row}
-    return Record(RecordId(server, "bench", 0, 0), SERVER, {**host, UNCOUNTED.name: 0}, {CHANNEL.name: table})
+    return TelemetryRecord(RecordId(server, "bench", 0, 0), SERVER, {**host, UNCOUNTED.name: 0}, {CHANNEL.name: table})

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final, TypeAlias
 
 from shoal.balance.change import ChannelMove, ServerChange
+from shoal.balance.decision_record import Outcome, proposal_of
 from shoal.balance.proposal import Proposal
-from shoal.balance.recording import Outcome, proposal_of
 from shoal.lab.demo.server_events import EventKind
 from shoal.leader.audit_log import AuditLog
 from shoal.plan.placement import Mode

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from shoal.balance.window_source import Standing, Way
+from shoal.balance.window_source import Way, WindowRoute
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond
 from shoal.config import environment_of
@@ -151,7 +151,7 @@ class Demo:
         self._loads: dict[str, ServerSecond] = {}
         self._players_max = 0
         self._phase = timeline.phase(0.0)
-        self._standing: Standing | None = None
+        self._route: WindowRoute | None = None
         self._spark_at_s: float | None = None
 
     async def run(self) -> Summary:
@@ -205,15 +205,15 @@ class Demo:
 
     def _look_at_windows(self, now: float) -> None:
         """Adds an event when load windows are folded elsewhere."""
-        standing, before = self._cluster.status().windows, self._standing
-        if standing is None or standing == before:
+        route, before = self._cluster.status().windows, self._route
+        if route is None or route == before:
             return
-        self._standing = standing
-        if standing.way is Way.SPARK:
+        self._route = route
+        if route.way is Way.SPARK:
             self._spark_at_s = self._spark_at_s or now - self._start
-            self._servers.add(now, "good", f"load windows come from Spark now: {standing.why}")
+            self._servers.add(now, "good", f"load windows come from Spark now: {route.why}")
         elif before is not None and before.way is Way.SPARK:
-            self._servers.add(now, "bad", f"load windows are folded in process again: {standing.why}")
+            self._servers.add(now, "bad", f"load windows are folded in process again: {route.why}")
 
     def _frame(self, now: float) -> DemoFrame:
         return DemoFrame(
@@ -281,8 +281,8 @@ class Demo:
             events=self._servers.events,
             gap_reasons=dict(self._crowds.gap_reasons.most_common()),
             troubles=self._crowds.troubles,
-            windows=self._standing.way if self._standing else Way.IN_PROCESS,
-            windows_why=self._standing.why if self._standing else "",
+            windows=self._route.way if self._route else Way.IN_PROCESS,
+            windows_why=self._route.why if self._route else "",
             spark_at_s=None if self._spark_at_s is None else round(self._spark_at_s, 1),
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Final, NamedTuple
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.lab.demo.game_map import NEIGHBOURS
 from shoal.lab.rgame import UPDATES_PER_S

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
-from shoal.balance.recording import proposal_of
+from shoal.balance.decision_record import proposal_of
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter

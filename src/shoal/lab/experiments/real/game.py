@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.server_meter import ServerMeter, ServerSecond

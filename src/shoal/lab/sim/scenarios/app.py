@@ -158,7 +158,6 @@ class App:
         if self.run.active and not self.leaving:
             self.run.exercised["quiet burst"] += 1
             self._burst(channel, self.random.randint(1, 3))
-            self.run.spoken_once(channel)
 
     def _live(self) -> None:
         """Publishes, subscribes and unsubscribes as long as applications are active."""
@@ -200,6 +199,8 @@ class App:
                 raise
         else:
             history.confirmed(number, world.now)
+            if channel in self.run.quiet_channels:
+                self.run.quiet_confirmed(channel)
 
     # Subscribing
 

@@ -16,7 +16,7 @@ from typing import Final, Self
 
 import msgspec
 
-from shoal.balance.options import BalancerOptions
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from shoal.balance import records
-from shoal.balance.records import Answer, Ask
+from shoal.balance import balancer_keys
+from shoal.balance.balancer_keys import Ask, AskOutcome
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
@@ -40,7 +40,7 @@ class Asker:
     def _ask(self, ask: Ask) -> str:
         self._count += 1
         id = f"ask{self._count}"
-        self.run.coordinator.store.put(records.ask_key(id), records.encode(ask))
+        self.run.coordinator.store.put(balancer_keys.ask_key(id), balancer_keys.encode(ask))
         return id
 
     def _propose(self) -> None:
@@ -54,13 +54,13 @@ class Asker:
 
     def _wait_for(self, id: str, later_s: float) -> None:
         """Polls for the proposal, and deletes it when it is there."""
-        stored = self.run.coordinator.store.get(records.answer_key(id))
+        stored = self.run.coordinator.store.get(balancer_keys.answer_key(id))
         if stored is None:
             if self.run.shifting:
                 self.run.world.after(LOOK_S, self._wait_for, id, later_s)
             return
-        self.run.coordinator.store.delete(records.answer_key(id))
-        answer = records.decode(stored.value, Answer)
+        self.run.coordinator.store.delete(balancer_keys.answer_key(id))
+        answer = balancer_keys.decode(stored.value, AskOutcome)
         self.run.balance.seen["proposal asked for"] += 1
         self.run.balance.seen["proposal asked for that moves channels"] += answer.moves > 0
         digest = answer.digest if self.random.random() < 0.95 else "0" * 64

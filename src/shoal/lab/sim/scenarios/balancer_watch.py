@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
+from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
-from shoal.balance.recording import DecisionRecord, Outcome
-from shoal.balance.records import STATE_KEY, BalancerState, decode
 from shoal.errors import PlanError
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.world.process import FIRST_SECOND
-from shoal.leader.balancer_shell import Balancing
+from shoal.leader.balancer_shell import BalancerShell
 from shoal.load.fold_state import FoldCounters
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
@@ -78,7 +78,7 @@ class BalancerWatch:
         """The time spans in which a server was observed empty, oldest first. Clients that come by an old ring and are
         redirected before the next sample do not count."""
         self._there: dict[str, set[str]] = {}
-        self._balancing: dict[str, Balancing] = {}
+        self._balancing: dict[str, BalancerShell] = {}
         """By holder: its balancer."""
         self._counters: dict[str, tuple[int, int, int]] = {}
         self._lead_token = 0
@@ -332,7 +332,7 @@ class BalancerWatch:
 
     # -- the audit log ---------------------------------------------------------------------------------------
 
-    def follow(self, holder: str, balancing: Balancing) -> None:
+    def follow(self, holder: str, balancing: BalancerShell) -> None:
         """A balancer has started."""
         self._balancing[holder] = balancing
 

@@ -41,8 +41,8 @@ from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 
 QUIET_DEATH: Final = 0.4
-QUIET_DEATH_S: Final = 0.05
-"""How often, and how soon, a server crashes after a message on a quiet channel."""
+QUIET_DEATH_S: Final = 0.01
+"""How often, and how soon, a server dies after it confirmed a message on a quiet channel."""
 LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
 """How long an agent takes to load its modules. The first agents are quick, because the run begins when all are up."""
@@ -182,9 +182,9 @@ class ChannelScenario(Scenario):
         agent.crash()
         self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
 
-    def spoken_once(self, channel: str) -> None:
-        """Called after the last message of a publisher on a quiet channel. In some runs the server and its agent crash
-        right afterwards, possibly before all subscribers have the message."""
+    def quiet_confirmed(self, channel: str) -> None:
+        """Called when a message on a quiet channel was confirmed. In some runs its server and agent crash before all
+        subscribers have received it; no later message shows them that it is missing."""
         rng = self.world.rng("quiet")
         if self.network.options.crashes_per_s and rng.random() < QUIET_DEATH and self.book.ring is not None:
             server = rng.choice(self.book.placement(channel.encode()).servers)

@@ -130,10 +130,14 @@ class MovesCheck:
 
     def _published_at(self, message: Published) -> float:
         """The time of a message for comparison with the first fault. In runs with lapsing leases, publishers may find
-        no usable server for seconds before the ring changes, so there the time of the confirmation counts."""
-        if not self.run.shape.lapses:
-            return message.called_at
-        return float("inf") if message.confirmed_at is None else message.confirmed_at
+        no usable server for seconds before the ring changes, so there the time of the confirmation counts. It also
+        counts for a message that waits on a congested link until faults begin."""
+        if self.run.shape.lapses:
+            return float("inf") if message.confirmed_at is None else message.confirmed_at
+        first_at, confirmed_at = self.run.faults.first_at, message.confirmed_at
+        if first_at is not None and confirmed_at is not None and confirmed_at > first_at:
+            return confirmed_at
+        return message.called_at
 
     def _foreign(self, verdict: Verdict) -> None:
         """A message of a plain client before the first fault reaches every running subscriber, at least once. Exempt

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.options import BalancerOptions
 from shoal.errors import ClusterError
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.process import Process

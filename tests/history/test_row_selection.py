@@ -1,4 +1,4 @@
-"""Rows in another order: the same as Arrow's own way, and beyond what that can do."""
+"""Selection of rows: equal to Arrow's own, also for columns that Arrow cannot handle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES = st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.te
 
 @settings(max_examples=100, deadline=None)
 @given(VALUES, st.data())
-def test_in_parts_it_is_what_arrow_does(values: list[tuple[bytes | None, str | None]], data: st.DataObject) -> None:
+def test_selection_in_parts_equals_arrow(values: list[tuple[bytes | None, str | None]], data: st.DataObject) -> None:
     order = data.draw(st.lists(st.integers(0, len(values) - 1), max_size=20))
     rows = pa.array(order, pa.int64())
     table = pa.table(

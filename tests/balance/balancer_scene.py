@@ -1,4 +1,4 @@
-"""A balancer's core with the coordinator and the provider that it believes in: for tests of the core."""
+"""A balancer's core with a simulated coordinator and provider, for tests of the core."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tests.balance import tiny_policy
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance.balancer import Balancer
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import (
     AddHosts,
+    BalancerView,
     Effect,
     HurryMove,
     ProposalReady,
@@ -22,12 +25,9 @@ from shoal.balance.effects import (
     PutState,
     RemoveServer,
     Reply,
-    View,
     WriteMove,
 )
-from shoal.balance.options import BalancerOptions
 from shoal.balance.policies import POLICIES
-from shoal.balance.records import Answer, Ask, BalancerState, Why
 from shoal.balance.settings import BalanceSettings
 from shoal.load.window import LoadWindow, window_schema
 from shoal.load_kinds import KINDS, REGISTRY
@@ -58,7 +58,7 @@ def window_of(
     capacity: float = 1000.0,
     incomplete: Sequence[str] = (),
 ) -> LoadWindow:
-    """A window of two seconds; `load` says what channels did at hosts."""
+    """A window of two seconds; `load` is the load of channels on hosts."""
     rates = dict.fromkeys(("publications", "forwarded", "messages_sent", "bytes_in", "bytes_out"), 0.0)
     load = load or {}
     rows = []
@@ -99,7 +99,7 @@ BUSY = {("s1", b"hot"): {"publications": 10.0, "bytes_out": 900.0, "messages_sen
 
 
 class Scene:
-    """Time, a coordinator and a provider, and what the core wanted of them."""
+    """Time, a coordinator and a provider, and the effects of the core."""
 
     def __init__(self, *servers: str, options: BalancerOptions = OPTIONS) -> None:
         self.ring = ring_of(*servers)
@@ -111,7 +111,7 @@ class Scene:
         self.marks: dict[str, Mark] = {}
         self.provider = ProviderState(servers_min=1, servers_max=9)
         self.asks: dict[str, Ask] = {}
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, AskOutcome] = {}
         self.proposals: dict[str, bytes] = {}
         self.recorded: set[str] = set()
         self.state = BalancerState()
@@ -121,14 +121,14 @@ class Scene:
         self.core = Balancer(SETTINGS, options, REGISTRY)
 
     def take_over(self) -> None:
-        """Another balancer goes on from what the coordinator holds."""
+        """The next leader continues from the state of the coordinator."""
         moved_at = {channel: why.at_s for channel, why in self.whys.items()}
         self.core = Balancer(SETTINGS, self.options, REGISTRY, self.state, moved_at)
 
     def look(self, seconds: float = 0.25, *windows: LoadWindow) -> list[Effect]:
-        """Lets time pass, and carries out what the core wants."""
+        """Lets time pass, and carries out the effects of the core."""
         self.now += seconds
-        view = View(
+        view = BalancerView(
             self.ring,
             self.entries,
             self.requests,
@@ -155,7 +155,7 @@ class Scene:
         return [effect for _ in range(count) for effect in self.window()]
 
     def end_moves(self, *, moved: bool = True) -> None:
-        """The mover has done with all requests."""
+        """The conductor has finished all requests."""
         for channel, request in self.requests.items():
             if moved:
                 version = self.entries[channel].newness + 1 if channel in self.entries else self.ring.version + 1
@@ -168,7 +168,7 @@ class Scene:
         self.ring = ring_of(*left, before=self.ring, guests=tuple(s for s in self.ring.guests if s != server))
 
     def join(self, *servers: str) -> None:
-        """Servers join the ring, as guests if the pool says so; and those that are there are what the pool says."""
+        """Servers join the ring; all members are homes or guests by their marks in the pool."""
         ids = tuple(dict.fromkeys((*self.ring.ids, *servers)))
         guests = tuple(server for server in ids if server in self.marks and self.marks[server].is_guest)
         self.ring = ring_of(*ids, before=self.ring, guests=guests)
@@ -217,7 +217,7 @@ def moving(channel: bytes, old: str, new: str) -> Entry:
 
 @pytest.fixture
 def wish(monkeypatch: pytest.MonkeyPatch) -> Wish:
-    """What the policy `tiny` wants; nothing at first."""
+    """The next decision of the policy `tiny`; no change at first."""
     monkeypatch.setitem(POLICIES, TINY, tiny_policy.__name__)
     monkeypatch.setattr(tiny_policy, "wish", Wish())
     return tiny_policy.wish

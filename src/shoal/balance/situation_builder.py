@@ -1,12 +1,12 @@
-"""Joining: a load window, the plan and the pool become one situation, whose rows belong together.
+"""Builds a situation: joins a load window, the plan and the pool, so that their rows belong together.
 
 Owns which channels and hosts a situation has, and in which order. Channels are all that the window or the plan names,
 sorted by name; hosts are the members of the ring, sorted by id. So the same inputs always give the same situation.
 Units and hosts of other kinds are left out; their work counts when the processor time of a host is divided.
 
-A channel with an entry that did nothing is there with no load: it may have to leave a server that is drained. The load
-of a server that has left the ring still counts for its channels, which go on elsewhere. A member without rows in the
-window takes no channels, because its load is not known.
+An idle channel with an entry is included without load: it may have to leave a drained server. The load of a server that
+has left the ring still counts for its channels, which continue elsewhere. A member without rows in the window takes no
+channels, because its load is unknown.
 """
 
 from __future__ import annotations
@@ -34,32 +34,32 @@ from shoal.plan.placement import Mode
 from shoal.plan.ring import Ring
 
 CPU: Final = "cpu_share"
-"""The figure of servers that says how much processor time they used."""
+"""The figure of servers with the processor time that they used."""
 
 SETTLED_S: Final = 5.0
-"""How long before a window a channel must have been placed for its parts to be taken from it."""
+"""How long before the start of a window a channel must have been placed so that its parts are measured from it."""
 
 
 class Plan(Protocol):
-    """What of a plan is looked at; a `PlanBook` is one."""
+    """The part of a plan that is used; `PlanBook` implements it."""
 
     @property
     def ring(self) -> Ring | None:
-        """The members, and where channels without an entry live."""
+        """The members, and the homes of channels without an entry."""
 
     @property
     def entries(self) -> Mapping[bytes, Entry]:
-        """Where the others live."""
+        """The placements of the other channels."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFacts:
-    """What is known of servers beside their telemetry, by id. One that is not named is like a new one of the pool."""
+    """Facts about servers that are not in telemetry, by id. Servers without one get the values of a new server."""
 
     pool: Pool
     draining: frozenset[str] = frozenset()
     capacities: Mapping[str, float] = field(default_factory=dict)
-    """Bytes a second, for servers whose telemetry does not say."""
+    """Bytes per second, for servers without a capacity in telemetry."""
     cpu_capacities: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     joined_at: Mapping[str, float] = field(default_factory=dict)
@@ -67,22 +67,21 @@ class PoolFacts:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What was before: when channels were last placed, when the last plan was made, and what was sent since; and what
-    is expected to follow."""
+    """The past: when channels were last placed, when the last plan was made, and the load of the last windows; and the
+    forecast."""
 
     moved_at: Mapping[bytes, float] = field(default_factory=dict)
     planned_at: float = NEVER
     past: Sequence[tuple[float, float]] = ()
-    """The ends of the last windows and all that was sent in them (bytes a second), oldest first, this one included."""
+    """The ends of the last windows, including this one, and the bytes per second sent in them, oldest first."""
     forecast: Forecast | None = None
-    """What is expected."""
 
 
 def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes, kinds: Kinds) -> Situation:
     """The situation at the end of a window. `PlanError` if there is no ring yet."""
     ring = plan.ring
     if ring is None or not ring.homes:
-        raise PlanError("there is no ring yet, so no channel lives anywhere", do="wait until a server has joined")
+        raise PlanError("there is no ring yet, so channels have no home", do="wait until a server has joined")
     ids = tuple(sorted(ring.ids))
     units = window.units_of(CHANNEL)
     names, rows, entry_rows = _names(units["unit"], plan.entries)
@@ -121,13 +120,13 @@ def _names(units: pa.ChunkedArray, entries: Iterable[bytes]) -> tuple[pa.Array, 
 def _placements(
     names: pa.Array, entry_rows: Ints, entries: Mapping[bytes, Entry], ring: Ring, ids: tuple[str, ...], homes: Homes
 ) -> Placements:
-    """Where each channel lives: by its entry, as far as that has living servers, else at home."""
+    """The placement of each channel: the live servers of its entry, or its home if there are none."""
     place_of = {server: place for place, server in enumerate(ids)}
     moved: list[int] = []
     modes: list[int] = []
     servers: list[tuple[int, ...]] = []
     for row, entry in zip(entry_rows.tolist(), entries.values(), strict=True):
-        found = _living(entry, place_of)
+        found = _live_placement(entry, place_of)
         if found is not None:
             moved.append(row)
             modes.append(MODES.index(found[0]))
@@ -141,8 +140,8 @@ def _placements(
 
 
 def _parts(placements: Placements, rows: Ints, places: Ints, sent: Floats, settled: Bools) -> Floats:
-    """The part of its channel that each server of it has sent, turn by turn; even for channels of which nothing was
-    seen there, or that have been placed so recently that the window saw them elsewhere."""
+    """The part of its channel's bytes that each server sent. Parts are equal for channels that sent nothing there, and
+    for those placed so recently that the window still measured their old placement."""
     part = placements.part
     several = np.flatnonzero((placements.degree > 1) & settled)
     if not len(several):
@@ -158,8 +157,8 @@ def _parts(placements: Placements, rows: Ints, places: Ints, sent: Floats, settl
     return part
 
 
-def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int, ...]] | None:
-    """What the ring has left of an entry, by the rule of `PlanBook.placement`; None if that is nothing."""
+def _live_placement(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int, ...]] | None:
+    """The servers of an entry that are in the ring, by the rule of `PlanBook.placement`; None if there are none."""
     for placement in (entry.publishing, *reversed(entry.subscribed)):
         places = tuple(place_of[server] for server in placement.servers if server in place_of)
         if places:
@@ -168,8 +167,8 @@ def _living(entry: Entry, place_of: Mapping[str, int]) -> tuple[Mode, tuple[int,
 
 
 def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts, start_s: float) -> Hosts:
-    """The members, with what the window tells of them. Of one that has joined since it began there is nothing to tell:
-    it is empty, and is not kept waiting for a window of its own."""
+    """The members with their figures from the window. A member that joined after the window began is empty and takes
+    channels without waiting for its first window."""
     measured = {row["host"]: row for row in rows.to_pylist()}
     told = np.array([server in measured or facts.joined_at.get(server, NEVER) > start_s for server in ids], np.bool_)
     pool = facts.pool

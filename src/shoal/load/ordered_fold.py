@@ -1,8 +1,8 @@
-"""The fold over rows that carry their own times: moment by moment, as they arrived.
+"""The fold over rows with recorded arrival times, in the order of arrival.
 
 Owns the order. A live reader folds rows when they arrive. A reader of a backlog or of micro-batches must fold them in
-the same order, or it would drop records as late that were in time. So the same rows give the same windows in any
-batches, as long as batches follow each other in time.
+the same order; otherwise records that were in time would be dropped as late. So the same rows give the same windows in
+any batches, as long as the batches are in the order of time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.load.window import LoadWindow
 def fold_in_order(
     state: FoldState, batch: pa.RecordBatch | pa.Table, times: WindowTimes, kinds: Kinds
 ) -> tuple[list[LoadWindow], FoldState]:
-    """The windows that a batch closes, oldest first, and the next state. The time is that of the latest arrival."""
+    """The windows that a batch closes, oldest first, and the new state. The time is that of the latest arrival."""
     table = pa.table({name: batch[name] for name in BATCH_SCHEMA.names}).combine_chunks()
     arrived_s = table["arrived_s"].to_numpy()
     known = np.isfinite(arrived_s)

@@ -1,4 +1,4 @@
-"""Warming up: every policy decides about the small situation, and finds that something must be done."""
+"""Warm-up: every policy decides to change something in the small situation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.balance.tiny_policy import decide
 
 from shoal.balance.policies import POLICIES, policy
 from shoal.balance.settings import BalanceSettings
-from shoal.balance.warming import overloaded, warm_up
+from shoal.balance.warm_up import overloaded, warm_up
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -16,7 +16,7 @@ def test_every_policy_can_be_warmed_up(name: str) -> None:
     assert not policy(name)(overloaded(), BalanceSettings()).is_empty
 
 
-def test_the_situation_is_sound() -> None:
+def test_the_situation_is_valid() -> None:
     situation = overloaded()
     assert decide(situation, BalanceSettings()).is_empty
     assert len(situation.channels) == len(situation.placements) == len(situation.moved_at)

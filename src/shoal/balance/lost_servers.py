@@ -1,7 +1,8 @@
 """Channels whose entries name dead servers.
 
-Owns what is done about them whatever the policy wants: each is placed anew where it lives anyway, on what the ring has
-left of its placement, or at home. So a server that comes back is named by nobody and joins empty.
+Owns their new placements, which do not depend on the policy: each is placed where clients already find it, on the
+remaining servers of its placement or at its home. Then no entry names the dead server, and it joins empty if it comes
+back.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shoal.plan.ring import Ring
 
 
 def lost_channels(entries: Mapping[bytes, Entry], ring: Ring) -> tuple[bytes, ...]:
-    """The channels that rest and whose entries name servers that are not in the ring, sorted."""
+    """The channels that are not moving and whose entries name servers outside the ring, sorted."""
     here = {*ring.ids}
     return tuple(
         sorted(
@@ -33,7 +34,7 @@ def lost_channels(entries: Mapping[bytes, Entry], ring: Ring) -> tuple[bytes, ..
 
 
 def with_lost(situation: Situation, decision: Decision, lost: tuple[bytes, ...]) -> Decision:
-    """The decision, and new placements for lost channels that it does not move itself."""
+    """The decision with new placements added for lost channels that it does not move."""
     if not lost:
         return decision
     found = pc.index_in(pa.array(lost, pa.binary()), situation.channels.names).drop_null().to_numpy()

@@ -1,6 +1,6 @@
-"""Summing up: the pieces of records that fall into one interval become one load window.
+"""The sum of a window: combines the pieces of records in one interval into a load window.
 
-Owns the arithmetic. Python deals with records; units are columns. First come the rows of hosts, then those of units:
+Owns the arithmetic. Records are handled in Python, units as columns. The rows of hosts come first, then those of units:
 kind by kind, in the order of hosts and, for each host, of the first record that names them. So the same pieces always
 give the same window.
 """
@@ -21,7 +21,7 @@ from shoal.load.window import LoadWindow, repeated, window_schema
 
 
 def sum_up(start_s: int, end_s: int, pending: Mapping[int, Mapping[str, Piece]], kinds: Kinds) -> LoadWindow:
-    """The window of an interval, from the pieces of each of its seconds. There must be one."""
+    """The window of an interval, from the pieces of its seconds; at least one is required."""
     by_host: dict[str, list[Piece]] = {}
     for second in range(start_s, end_s):
         for host, piece in pending.get(second, {}).items():
@@ -51,7 +51,7 @@ def sum_up(start_s: int, end_s: int, pending: Mapping[int, Mapping[str, Piece]],
 
 
 def _table(schema: pa.Schema, columns: Mapping[str, Any], rows: int) -> pa.Table:
-    """A table of the columns that are there, the others null."""
+    """A table of the given columns; the others are null."""
     arrays = [
         pa.array(columns[field.name], field.type) if field.name in columns else pa.nulls(rows, field.type)
         for field in schema
@@ -109,7 +109,7 @@ def _joined(batches: Sequence[pa.RecordBatch], name: str) -> Numbers:
 
 
 def _about(hosts: list[str], pieces: Sequence[Sequence[Piece]]) -> dict[str, pa.Array]:
-    """The columns that a host and its units share: kind and site are what the last record says."""
+    """The columns that a host and its units share; kind and site are those of the last record."""
     last = [of_host[-1].report.host for of_host in pieces]
     return {
         "host": pa.array(hosts, pa.string()),
@@ -128,7 +128,7 @@ def _dictionary(names: Sequence[str | None]) -> pa.DictionaryArray:
 
 
 def _host_rows(pieces: Sequence[Sequence[Piece]], seconds: int, kinds: Kinds) -> dict[str, Any]:
-    """The figures of hosts, null for hosts whose kind does not have them, and whether hosts are complete."""
+    """The figures of hosts, null for hosts of kinds without them, and whether hosts are complete."""
     rows: dict[str, Any] = {column.figure: [None] * len(pieces) for kind in kinds.hosts for column in kind.figures}
     for place, of_host in enumerate(pieces):
         for column in kinds.host_kinds[of_host[-1].report.host.kind].figures:
@@ -152,7 +152,7 @@ def _figure(column: HostColumn, pieces: Sequence[Piece]) -> float | int | None:
 
 
 def _mean(pieces: Sequence[Piece], figure: str) -> float | None:
-    """The mean of a measured rate over the time that was measured; None if none was."""
+    """The mean of a rate over the measured time; None if there is none."""
     amount = time_s = 0.0
     for piece in pieces:
         value = piece.report.host.figures.get(figure)

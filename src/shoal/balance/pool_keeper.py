@@ -1,7 +1,7 @@
-"""The pool: how servers come to stand where they do, from guest to home, and from home to gone.
+"""The pool keeper: changes the pool states of servers, from guest to home, and from home to removed.
 
-Owns the steps of a server's mark (`shoal.plan.keys.Mark`) and when each is due. Whether a server is to be drained at
-all is decided by a policy; from then on the steps follow from what is there, so a balancer that takes over goes on.
+Owns the transitions of a server's mark (`shoal.plan.keys.Mark`) and when each is due. A policy decides whether a server
+is drained; the following steps depend only on the state in the coordinator, so the next leader continues them.
 
     home --drain decided--> freeing --no channel left--> drain --empty for a while--> out --not in the ring--> removed
     guest --drain decided--> drain        freeing, drain --to be kept--> home, guest
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
 
-from shoal.balance.effects import HurryMove, PutMark, RemoveServer, View
+from shoal.balance.effects import BalancerView, HurryMove, PutMark, RemoveServer
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow
 from shoal.plan.entry import Phase
@@ -25,25 +25,25 @@ from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
 
 TAKES: Final = (None, Mark.GUEST)
-"""The marks of servers at which channels may be placed."""
-_ASKED_OF: Final = {Mark.LOST, Mark.FREEING, Mark.DRAIN}
-"""The marks whose next step depends on who names the server."""
+"""The marks of servers that take channels."""
+_MUST_BE_UNNAMED: Final = {Mark.LOST, Mark.FREEING, Mark.DRAIN}
+"""The marks whose next step requires that no entry names the server."""
 
 
 FORGET_S: Final = 15.0
-"""How long after its end a server is kept out of the ring: by then no lease of its agent can be left."""
+"""How long a server is kept out of the ring after it was stopped: by then its agent's lease has expired."""
 
 
 class Quiet(NamedTuple):
-    """Since when a server is known to have had no publications, and no subscribers either, without a break."""
+    """Since when a server is known to have had no publications, and neither publications nor subscribers."""
 
     published_s: int | None
     used_s: int | None
 
 
 class Quietness:
-    """Watches how long each server has been quiet, window by window. A server that is not in a window, or of which a
-    second is missing in it, is not known to be quiet."""
+    """Measures how long each server has been quiet, window by window. A server that is missing in a window, or has not
+    reported every second of it, does not count as quiet."""
 
     def __init__(self) -> None:
         self._servers: dict[str, Quiet] = {}
@@ -55,7 +55,7 @@ class Quietness:
         return self._until_s
 
     def learn(self, window: LoadWindow) -> None:
-        """Takes one window in; windows come in order."""
+        """Takes the next window."""
         hosts, units = window.hosts_of(SERVER), window.units_of(CHANNEL)
         complete = {
             host for host, whole in zip(hosts["host"].to_pylist(), hosts["complete"].to_pylist(), strict=True) if whole
@@ -74,12 +74,12 @@ class Quietness:
         self._until_s = window.end_s
 
     def unpublished_s(self, server: str) -> float:
-        """For how long nothing was published at a server."""
+        """For how long a server has had no publications."""
         since = self._servers.get(server, Quiet(None, None)).published_s
         return 0.0 if since is None else float(self._until_s - since)
 
     def unused_s(self, server: str, after_s: float) -> float:
-        """For how long nobody subscribed or published at a server, counted from `after_s` at the earliest."""
+        """For how long a server has had no subscribers and no publications, counted from `after_s` at the earliest."""
         since = self._servers.get(server, Quiet(None, None)).used_s
         return 0.0 if since is None else max(0.0, self._until_s - max(since, after_s))
 
@@ -89,7 +89,7 @@ def _hosts_with(units: object, condition: object) -> set[str]:
 
 
 class PoolKeeper:
-    """Decides the next marks. It remembers who was in the ring, and since when it has seen a server drained."""
+    """Decides the next marks. It remembers the members of the ring, and when it first saw each server drained."""
 
     def __init__(self, empty_s: float, retry_s: float, *, is_confirmed: bool = True) -> None:
         self._empty_s = empty_s
@@ -98,13 +98,13 @@ class PoolKeeper:
         self._members: frozenset[str] = frozenset()
         self._drained_at: dict[str, float] = {}
         self._removing: dict[str, float] = {}
-        self._gone_at: dict[str, float] = {}
+        self._stopped_at: dict[str, float] = {}
 
     def steps(
-        self, view: View, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
+        self, view: BalancerView, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
     ) -> Iterator[PutMark | RemoveServer]:
-        """What is due now."""
-        named = named_servers(view) if _ASKED_OF & {*view.marks.values()} else {}
+        """The steps that are due now."""
+        named = named_servers(view) if _MUST_BE_UNNAMED & {*view.marks.values()} else {}
         yield from self._note_deaths(view, ring, removed)
         for server, mark in sorted(view.marks.items()):
             yield from self._next(server, mark, view, ring, named, quiet, now_s)
@@ -113,8 +113,8 @@ class PoolKeeper:
         for server in [server for server in self._drained_at if view.marks.get(server) is not Mark.DRAIN]:
             del self._drained_at[server]
 
-    def _note_deaths(self, view: View, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
-        """Whoever was in the ring and is not, without being sent away, has died."""
+    def _note_deaths(self, view: BalancerView, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
+        """Marks servers that have left the ring without being marked `out`: they have died."""
         before = self._members.union(*(members.ids for members in ring.earlier))
         self._members = frozenset(ring.ids)
         for server in sorted(before - self._members - removed):
@@ -128,7 +128,7 @@ class PoolKeeper:
         self,
         server: str,
         mark: Mark,
-        view: View,
+        view: BalancerView,
         ring: Ring,
         named: Mapping[str, int],
         quiet: Quietness,
@@ -136,40 +136,39 @@ class PoolKeeper:
     ) -> Iterator[PutMark | RemoveServer]:
         here = server in ring.ids
         if mark is Mark.LOST and server not in named:
-            yield PutMark(server, Mark.GUEST, "nothing names it any more: it may come back empty")
+            yield PutMark(server, Mark.GUEST, "no entry names it any more: it may come back empty")
         elif mark is Mark.FREEING and here and server not in named and quiet.unpublished_s(server) > 0:
             yield PutMark(server, Mark.DRAIN, "its channels have moved")
         elif mark is Mark.DRAIN and here:
             since = self._drained_at.setdefault(server, max(now_s, float(quiet.until_s)))
             empty = server not in named and server not in ring.homes and server not in view.recorded
             if not self._is_confirmed or (empty and quiet.unused_s(server, since) >= self._empty_s):
-                yield PutMark(server, Mark.OUT, f"nobody used it for {self._empty_s:g} s")
+                yield PutMark(server, Mark.OUT, f"it was unused for {self._empty_s:g} s")
         elif mark is Mark.OUT and not here and server in view.provider.servers and self._may_remove(server, now_s):
             self._removing[server] = now_s
             yield RemoveServer(server)
 
     def _forget(self, server: str, now_s: float) -> Iterator[PutMark]:
-        """Takes the mark from a server that is gone, but not before its lease: else it would be taken for a new one."""
-        if now_s - self._gone_at.setdefault(server, now_s) >= FORGET_S:
-            del self._gone_at[server]
-            yield PutMark(server, None, "it is gone")
+        """Drops the mark of a removed server after its lease has expired; earlier it would pass for a new server."""
+        if now_s - self._stopped_at.setdefault(server, now_s) >= FORGET_S:
+            del self._stopped_at[server]
+            yield PutMark(server, None, "it was removed")
 
     def _may_remove(self, server: str, now_s: float) -> bool:
-        """Whether the provider has not been asked just now."""
+        """Whether enough time has passed since the last request to remove the server."""
         asked_at = self._removing.get(server)
         return asked_at is None or now_s - asked_at >= self._retry_s
 
 
-def ended(view: View, ring: Ring) -> Iterator[str]:
-    """Servers that were sent out and that the provider has ended. Whoever asked for that may have died before it was
-    told."""
+def ended(view: BalancerView, ring: Ring) -> Iterator[str]:
+    """Servers marked `out` that the provider has stopped. An earlier leader may have died before it noted that."""
     if view.provider.knows_all:
-        gone = (server for server, mark in sorted(view.marks.items()) if mark is Mark.OUT)
-        yield from (server for server in gone if server not in ring.ids and server not in view.provider.servers)
+        out = (server for server, mark in sorted(view.marks.items()) if mark is Mark.OUT)
+        yield from (server for server in out if server not in ring.ids and server not in view.provider.servers)
 
 
-def named_servers(view: View) -> dict[str, int]:
-    """How many entries and requests name each server in a placement that has not ended, or as one to be helped."""
+def named_servers(view: BalancerView) -> dict[str, int]:
+    """How many entries and requests name each server, in a current placement or as a server to be helped."""
     counts: dict[str, int] = {}
     for entry in view.entries.values():
         for server in {*entry.servers, *entry.helped}:
@@ -180,10 +179,10 @@ def named_servers(view: View) -> dict[str, int]:
     return counts
 
 
-def hurries(view: View) -> Iterator[HurryMove]:
-    """Moves away from servers that wait to be named no more, but that are told lazily: such a move ends with the
-    channel's next messages, and a channel that has fallen silent would hold its old server for ever."""
-    waiting = {server for server, mark in view.marks.items() if mark in _ASKED_OF}
+def hurries(view: BalancerView) -> Iterator[HurryMove]:
+    """Requests for lazy moves away from servers that must become unnamed. A lazy move ends with the channel's next
+    messages, so a silent channel would hold its old server forever."""
+    waiting = {server for server, mark in view.marks.items() if mark in _MUST_BE_UNNAMED}
     if not waiting:
         return
     for channel, entry in sorted(view.entries.items()):
@@ -195,12 +194,12 @@ def hurries(view: View) -> Iterator[HurryMove]:
 
 
 REHOMED_RATIO_MAX: Final = 0.05
-"""What guests that become homes may take with them, of what a server can send: channels without an entry move with the
-ring, and not by a plan."""
+"""Load that may move when guests become homes, as a share of a server's capacity. Channels without an entry move with
+the ring and not by a plan."""
 
 
-def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
-    """Guests that become homes, when fewer than half of the servers that take channels are homes, and next to no load
+def promotions(view: BalancerView, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
+    """Guests that become homes: if fewer than half of the servers that take channels are homes, and almost no load
     would move with the ring."""
     takers = [server for server in ring.ids if view.marks.get(server) in TAKES]
     homes = [server for server in takers if server in ring.homes]
@@ -213,8 +212,9 @@ def promotions(view: View, ring: Ring, window: LoadWindow) -> Iterator[PutMark]:
         yield PutMark(server, None, f"{len(homes)} of {len(takers)} servers are homes")
 
 
-def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
-    """What channels that would have another home if these guests were homes send now, of what one server can send."""
+def _rehomed_ratio(view: BalancerView, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:
+    """The load of the channels whose home would change if these guests became homes, as a share of the mean
+    capacity."""
     units, hosts = window.units_of(CHANNEL), window.hosts_of(SERVER)
     free = [channel not in view.entries for channel in units["unit"].to_pylist()]
     names = [channel for channel, is_free in zip(units["unit"].to_pylist(), free, strict=True) if is_free]
@@ -229,11 +229,11 @@ def _rehomed_ratio(view: View, ring: Ring, risen: Sequence[str], window: LoadWin
     return moved / capacity if capacity > 0 else 0.0
 
 
-def drain_mark(server: str, view: View, ring: Ring) -> Mark:
-    """The mark with which a server begins to be drained."""
+def drain_mark(server: str, view: BalancerView, ring: Ring) -> Mark:
+    """The first mark of a server that is drained."""
     return Mark.FREEING if server in ring.homes else Mark.DRAIN
 
 
 def keep_mark(mark: Mark | None) -> Mark | None:
-    """The mark of a server that was being drained and shall stay."""
+    """The mark of a server that was being drained and is kept."""
     return None if mark is None or mark is Mark.FREEING else Mark.GUEST

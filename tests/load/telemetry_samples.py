@@ -1,4 +1,4 @@
-"""Makes telemetry records by hand, and reads load windows back as plain dictionaries."""
+"""Creates telemetry records, and converts load windows to dictionaries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
-from shoal.load.record import Record, RecordId, encode
+from shoal.load.record import RecordId, TelemetryRecord, encode
 from shoal.load.reports import entries_to_batch
 from shoal.load.table import UnitTable
 from shoal.load.window import LoadWindow
@@ -27,8 +27,8 @@ def record(
     capacity: float = 10_000.0,
     uncounted: int = 0,
     site: str = "",
-) -> Record:
-    """One second of one server; columns of a channel that are not given are 0, or complete."""
+) -> TelemetryRecord:
+    """One second of one server; missing columns of a channel are 0, and rows are complete by default."""
     measured = interval_s is not None
     server: dict[str, Any] = {column.name: 0 for column in SERVER.row}
     server |= {
@@ -42,7 +42,7 @@ def record(
         "connections": 7,
         "uncounted": uncounted,
     }
-    return Record(
+    return TelemetryRecord(
         RecordId(host, instance, second, second if sequence is None else sequence),
         SERVER,
         server,
@@ -61,7 +61,7 @@ def hosts_of(window: LoadWindow) -> dict[str, dict[str, Any]]:
     return {row["host"]: row for row in window.hosts.to_pylist()}
 
 
-def records_to_batch(records: Iterable[tuple[Record, float]]) -> pa.RecordBatch:
+def records_to_batch(records: Iterable[tuple[TelemetryRecord, float]]) -> pa.RecordBatch:
     """A batch of records, each with the time of its arrival."""
     batches = [entries_to_batch([(made.id.encode(), encode(made))], arrived_s) for made, arrived_s in records]
     return pa.concat_batches([entries_to_batch([], 0.0), *batches])

@@ -1,4 +1,4 @@
-"""The fold over rows that carry their times: the same windows, however the rows are cut into batches."""
+"""The fold over rows with arrival times: the same windows for any division into batches."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from itertools import pairwise
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.folding import ONE, SETTINGS, T, settled
-from tests.load.reporting import record, records_to_batch
+from tests.load.fold_reader import ONE, SETTINGS, T, settled
+from tests.load.telemetry_samples import record, records_to_batch
 
-from shoal.load.fold_in_order import fold_in_order
 from shoal.load.fold_state import FoldState
+from shoal.load.ordered_fold import fold_in_order
 from shoal.load.reports import BATCH_SCHEMA
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 
 
 def arrivals() -> st.SearchStrategy[list[tuple[str, int, float]]]:
-    """Host, second and delay of records; each arrives at a moment of its own."""
+    """Host, second and delay of records with distinct arrivals."""
     one = st.tuples(st.sampled_from("ab"), st.integers(0, 12), st.floats(0.0, 4.0))
     return st.lists(one, max_size=30, unique_by=lambda arrival: arrival[1] + arrival[2])
 
@@ -44,7 +44,7 @@ def test_batches_do_not_matter(found: list[tuple[str, int, float]], cuts: list[i
     assert one_state.to_bytes() == other_state.to_bytes()
 
 
-def test_it_is_the_fold_of_a_reader_that_is_awake() -> None:
+def test_it_equals_the_fold_of_a_live_reader() -> None:
     awake = settled("a", "b")
     seconds = range(T, T + 20)
     found = [(second + 1.1 + 0.01 * (host == "b"), record(host, second, ONE)) for second in seconds for host in "ab"]
@@ -56,7 +56,7 @@ def test_it_is_the_fold_of_a_reader_that_is_awake() -> None:
     assert len(windows) == 10
 
 
-def test_rows_without_a_time_are_garbage_and_hold_up_nothing() -> None:
+def test_rows_without_a_time_are_garbage_and_delay_nothing() -> None:
     rows = records_to_batch((record("a", T + second, ONE), T + second + 1.1) for second in range(6)).to_pylist()
     rows[2]["arrived_s"] = None
     batch = pa.RecordBatch.from_pylist(rows, schema=BATCH_SCHEMA)
@@ -66,5 +66,5 @@ def test_rows_without_a_time_are_garbage_and_hold_up_nothing() -> None:
     assert len(windows) >= 1
 
 
-def test_nothing_gives_nothing() -> None:
+def test_an_empty_batch_gives_no_windows() -> None:
     assert fold_in_order(FoldState(), BATCH_SCHEMA.empty_table(), SETTINGS, KINDS)[0] == []

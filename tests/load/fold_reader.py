@@ -1,16 +1,16 @@
-"""Drives the fold as a reader of streams does: records arrive at times, in batches."""
+"""Drives the fold like a reader of streams: records arrive in batches at given times."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 import pyarrow as pa
-from tests.load.reporting import record, records_to_batch
+from tests.load.telemetry_samples import record, records_to_batch
 
 from shoal.balance.settings import BalanceSettings
 from shoal.load.fold import fold
 from shoal.load.fold_state import FoldState
-from shoal.load.record import Record
+from shoal.load.record import TelemetryRecord
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 
@@ -23,15 +23,15 @@ ONE = {b"c": {"publications": 10, "bytes_out": 100, "subscribers": 3, "publisher
 
 
 class Reader:
-    """Hands everything to the fold, and keeps what comes out."""
+    """Passes records to the fold and keeps the windows."""
 
     def __init__(self, settings: BalanceSettings = SETTINGS) -> None:
         self.settings = settings
         self.state = FoldState()
         self.windows: list[LoadWindow] = []
 
-    def read(self, now_s: float, *records: Record) -> list[LoadWindow]:
-        """Records that arrive now."""
+    def read(self, now_s: float, *records: TelemetryRecord) -> list[LoadWindow]:
+        """Folds records that arrive now."""
         return self.fold(records_to_batch((made, now_s) for made in records), now_s)
 
     def fold(self, batch: pa.RecordBatch, now_s: float) -> list[LoadWindow]:
@@ -39,13 +39,13 @@ class Reader:
         self.windows += windows
         return windows
 
-    def run(self, arrivals: Iterable[tuple[float, Record]]) -> None:
-        """Records one by one, each at its time."""
+    def run(self, arrivals: Iterable[tuple[float, TelemetryRecord]]) -> None:
+        """Folds records one by one, each at its time."""
         for now_s, made in sorted(arrivals, key=lambda arrival: arrival[0]):
             self.read(now_s, made)
 
     def window(self, start_s: int) -> LoadWindow:
-        """The one closed window that begins then."""
+        """The closed window that starts then."""
         (found,) = (window for window in self.windows if window.start_s == start_s)
         return found
 

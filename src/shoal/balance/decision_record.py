@@ -1,9 +1,8 @@
-"""Decisions on record: everything that a decision was made from, in bytes, and the same decision made again from them.
+"""The record of a decision: all its inputs in bytes, from which the decision can be replayed.
 
-Owns the form of a record and the replay. Where records are kept is in `shoal.leader.audit_log`. A record holds the
-situation itself (the load window joined with plan and pool: what the policy saw, to the last bit) beside the window
-that it was made from, and for each planner of another kind the units that it was given, so that a replay needs nothing
-else but the same policy and planners.
+Owns the format of a record and the replay; `shoal.leader.audit_log` stores records. A record contains the exact
+situation that the policy saw (the load window joined with plan and pool), the window itself, and the units that each
+planner of another kind was given. A replay needs only the same policy and planners.
 
 A record of version 2 can be shown but not replayed.
 """
@@ -21,7 +20,7 @@ import pyarrow as pa
 from shoal.balance.change import HostsWanted, Planner, PlannerInput, UnitMove, Units
 from shoal.balance.columns import Channels, Hosts, Placements
 from shoal.balance.forecast import Forecast
-from shoal.balance.lost import with_lost
+from shoal.balance.lost_servers import with_lost
 from shoal.balance.policies import policy
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of, make_proposal, upgrade_proposal
 from shoal.balance.registry import Registry
@@ -41,7 +40,7 @@ _HOST_COLUMNS: Final = tuple(field.name for field in fields(Hosts) if field.name
 
 
 class SituationRecord(msgspec.Struct, frozen=True):
-    """A situation in bytes: its tables as Arrow IPC."""
+    """A situation, its tables as Arrow IPC."""
 
     at_s: float
     planned_at: float
@@ -50,12 +49,12 @@ class SituationRecord(msgspec.Struct, frozen=True):
     past: bytes
     pool: dict[str, float]
     forecast: bytes = b""
-    """What was expected; empty if nothing was."""
+    """The forecast; empty if there was none."""
 
 
 class PlannerRecord(msgspec.Struct, frozen=True):
-    """What the planner of one kind was given beside the load window: the encoded entries and requests of its units, and
-    how many hosts were on their way."""
+    """The input of one kind's planner besides the load window: the encoded entries and requests of its units, and the
+    number of requested hosts that had not reported."""
 
     kind: str
     entries: tuple[bytes, ...]
@@ -64,10 +63,10 @@ class PlannerRecord(msgspec.Struct, frozen=True):
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
-    """One decision: what it was made from, and the proposal that came of it.
+    """One decision: its inputs and the resulting proposal.
 
-    `window` is the load window as Arrow IPC, `revisions` how new the entries of the channels were that are to move,
-    `lost` the channels whose entries name dead servers, `planners` what those of other kinds were given.
+    `window` is the load window as Arrow IPC, `revisions` the revisions of the entries of the moved channels, `lost` the
+    channels whose entries name dead servers, `planners` the inputs of the planners of other kinds.
     """
 
     version: int
@@ -85,12 +84,12 @@ class DecisionRecord(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """The name of the proposal."""
+        """The digest of the proposal."""
         return digest_of(self.proposal)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What became of a proposal. `state` is proposed, applied, ended, or refused; `facts` say more."""
+    """The outcome of a proposal. `state` is applied, ended, refused or failed; `facts` has details."""
 
     at_s: float
     digest: str
@@ -108,11 +107,11 @@ def encode_record(record: DecisionRecord) -> bytes:
 
 
 def decode_record(data: bytes) -> DecisionRecord:
-    """The record in some bytes; PlanError if they are none, or of a version that cannot be read."""
+    """The record in `data`; PlanError if it is invalid or of an unknown version."""
     try:
         record = _decoder.decode(data)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PlanError(f"that is no record of a decision: {error}") from error
+        raise PlanError(f"not a decision record: {error}") from error
     if record.version not in SHOWN_VERSIONS:
         known = ", ".join(map(str, SHOWN_VERSIONS))
         raise PlanError(
@@ -133,7 +132,7 @@ def make_record(
     at_s: float,
     asked: bool,
 ) -> DecisionRecord:
-    """The record of a decision; `given` is what each planner got, by kind."""
+    """The record of a decision; `given` is the input of each planner, by kind."""
     return DecisionRecord(
         version=RECORD_VERSION,
         at_s=at_s,
@@ -151,8 +150,8 @@ def make_record(
 
 
 def replay(record: DecisionRecord, registry: Registry) -> Proposal:
-    """Makes the decision of a record again, with the policy and the planners. The same decision has the same digest as
-    the record. PlanError if the record is too old, or if this process lacks a planner."""
+    """Repeats the decision of a record with its policy and planners. An identical decision has the digest of the
+    record. PlanError if the record is too old, or if this process lacks a planner."""
     if record.version != RECORD_VERSION:
         raise PlanError(
             f"a decision record of version {record.version} can be shown, not replayed: {RECORD_VERSION} can",
@@ -192,7 +191,7 @@ def _planner_record(kind: str, given: PlannerInput) -> PlannerRecord:
 
 
 def _replanned(record: DecisionRecord, registry: Registry) -> Iterator[UnitMove | HostsWanted]:
-    """What the planners want, given what they were given."""
+    """The changes of the planners, from their recorded inputs."""
     planners = {planner.kind: planner for planner in registry.planners}
     for given in record.planners:
         planner = planners.get(given.kind)
@@ -218,7 +217,7 @@ def _units_of(given: PlannerRecord, planner: Planner) -> Units:
 
 
 def record_situation(situation: Situation) -> SituationRecord:
-    """A situation in bytes."""
+    """The encoded form of a situation."""
     channels, placements, hosts = situation.channels, situation.placements, situation.hosts
     rows = {
         "name": channels.names,
@@ -242,7 +241,7 @@ def record_situation(situation: Situation) -> SituationRecord:
 
 
 def restore_situation(record: SituationRecord) -> Situation:
-    """A situation as it was; PlanError if it cannot be read."""
+    """The recorded situation; PlanError if it cannot be read."""
     try:
         rows, hosts, past = (_read_table(data) for data in (record.channels, record.hosts, record.past))
         servers = rows.column("servers").combine_chunks()
@@ -290,7 +289,7 @@ def _pool(values: dict[str, float]) -> dict[str, Any]:
 
 
 def _column(table: pa.Table, name: str) -> Any:
-    """A column as a NumPy array of its own."""
+    """A column as a new NumPy array."""
     return table.column(name).combine_chunks().to_numpy(zero_copy_only=False).copy()
 
 

@@ -1,12 +1,12 @@
-"""When a drained server is known to be empty, whatever clocks say."""
+"""When a drained server counts as empty, with any clocks."""
 
 from __future__ import annotations
 
 import pytest
-from tests.balance.balancing import T, ring_of, window_of
+from tests.balance.balancer_scene import T, ring_of, window_of
 
-from shoal.balance.effects import ProviderState, PutMark, RemoveServer, View
-from shoal.balance.pooling import PoolKeeper, Quietness
+from shoal.balance.effects import BalancerView, ProviderState, PutMark, RemoveServer
+from shoal.balance.pool_keeper import PoolKeeper, Quietness
 from shoal.plan.keys import Mark
 
 EMPTY_S = 5.0
@@ -14,13 +14,13 @@ RING = ring_of("s1", "s2", guests=("s2",))
 
 
 def steps(pool: PoolKeeper, quiet: Quietness, now_s: float) -> list[PutMark | RemoveServer]:
-    view = View(RING, {}, {}, {"s2": Mark.DRAIN}, ProviderState(1, 9, ("s1", "s2")))
+    view = BalancerView(RING, {}, {}, {"s2": Mark.DRAIN}, ProviderState(1, 9, ("s1", "s2")))
     return list(pool.steps(view, RING, quiet, set(), now_s))
 
 
 @pytest.mark.parametrize("ahead_s", [0, 2])
-def test_a_server_is_empty_for_the_whole_time_though_its_clock_is_ahead(ahead_s: int) -> None:
-    """Where a clock is ahead, windows end before their time: what they tell was before the server was drained."""
+def test_a_server_must_be_empty_for_the_whole_time_even_if_its_clock_is_ahead(ahead_s: int) -> None:
+    """If a clock is ahead, windows end in the future: their load was measured before the server was drained."""
     pool, quiet = PoolKeeper(EMPTY_S, retry_s=1.0), Quietness()
     left_at = None
     for now_s in range(T, T + 20, 2):

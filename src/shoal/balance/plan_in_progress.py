@@ -1,8 +1,7 @@
 """The plan under way: which of its moves have ended, and how.
 
-Owns the waiting for one plan at a time, whatever kinds of units it moves. A move has ended when the conductor has
-dropped the request for it: the unit has moved, or the move was given up. Moves that are left after `move_timeout_s` are
-not waited for.
+Owns the wait for one plan at a time, for all kinds of units. A move has ended when the conductor has dropped its
+request: the unit has moved, or the move was given up. Moves that have not ended after `move_timeout_s` are not awaited.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ import msgspec
 from shoal.balance.change import MoveAsked, Units
 
 UNSEEN_S: Final = 2.0
-"""How long a request that was written may be missing in what is seen of the coordinator."""
+"""How long a written request may be missing from the copy of the coordinator's state."""
 
 DIGEST_CHARACTERS: Final = 16
-"""So much of a digest makes the ids of a plan's requests."""
+"""Number of leading characters of the digest in the ids of a plan's requests."""
 
 
 class Requests(Protocol):
-    """How one kind of unit is asked for; a part of `shoal.balance.change.Planner`."""
+    """The requests of one kind of unit; a part of `shoal.balance.change.Planner`."""
 
     @property
     def kind(self) -> str:
         """The kind of unit."""
 
     def is_at(self, entry: Any, request: Any) -> bool:
-        """Whether an entry (None if there is none) has the unit where a request wants it."""
+        """Whether an entry (None if there is none) places the unit as requested."""
 
 
 class _Asked(msgspec.Struct):
@@ -39,14 +38,14 @@ class _Asked(msgspec.Struct):
 
 
 class Ended(msgspec.Struct, frozen=True):
-    """How the moves of a plan ended. `late` ones are still on their way."""
+    """How the moves of a plan ended. `late` moves have not ended."""
 
     moved: int
     given_up: int
     late: int
 
 
-class UnderWay:
+class PlanInProgress:
     """The moves of one plan."""
 
     def __init__(self, digest: str, began_at: float, kinds: Mapping[str, Requests]) -> None:
@@ -60,8 +59,8 @@ class UnderWay:
     @classmethod
     def taken_over(
         cls, digest: str, began_at: float, kinds: Mapping[str, Requests], units: Mapping[str, Units]
-    ) -> UnderWay:
-        """The plan of an earlier leader: its requests that still stand."""
+    ) -> PlanInProgress:
+        """The plan of an earlier leader, with its remaining requests."""
         plan = cls(digest, began_at, kinds)
         prefix = digest[:DIGEST_CHARACTERS]
         for kind in kinds:
@@ -71,17 +70,17 @@ class UnderWay:
         return plan
 
     def ask(self, kind: str, request: MoveAsked, now_s: float) -> None:
-        """A request of this plan is being written."""
+        """Adds a request of this plan that is being written."""
         self._asked[kind, request.unit] = _Asked(request, now_s, False)
 
     @property
     def waiting(self) -> int:
-        """How many moves have not ended."""
+        """Number of moves that have not ended."""
         return len(self._asked)
 
     def look(self, units: Mapping[str, Units], now_s: float, timeout_s: float) -> Ended | None:
-        """Takes what the coordinator holds now, by kind; says how it went when all moves have ended or the time is
-        over."""
+        """Takes the state of the coordinator, by kind; returns how the moves ended once all have ended or the timeout
+        is over."""
         for (kind, unit), asked in list(self._asked.items()):
             there = units[kind].requests.get(unit)
             if there is not None and there.id == asked.request.id:
@@ -100,5 +99,5 @@ class UnderWay:
 
 
 def request_id(digest: str, index: int) -> str:
-    """The id of a plan's request, by which a leader that takes over knows it."""
+    """The id of a plan's request, by which the next leader recognizes it."""
     return f"{digest[:DIGEST_CHARACTERS]}-{index}"

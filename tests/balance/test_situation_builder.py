@@ -1,4 +1,4 @@
-"""Joining: which channels and hosts a situation has, and what their figures are."""
+"""Building situations: which channels and hosts a situation has, and their figures."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.load.folding import SETTINGS
-from tests.load.reporting import record, records_to_batch
+from tests.load.fold_reader import SETTINGS
+from tests.load.telemetry_samples import record, records_to_batch
 from tests.support.core_driver import SIGNER
 
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
 from shoal.balance.homes import Homes
-from shoal.balance.joining import History, PoolFacts, join
 from shoal.balance.situation import Pool, Situation
+from shoal.balance.situation_builder import History, PoolFacts, join
 from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WORK
 from shoal.errors import PlanError
 from shoal.load.fold import fold
@@ -33,7 +33,7 @@ T = 1_000_000
 FACTS = PoolFacts(Pool(1, 9, 0, new_capacity=5000.0, new_cpu_capacity=1.0, new_cost=2.0))
 
 Load = Mapping[str, Mapping[bytes, Mapping[str, int]]]
-"""What each host says of its channels."""
+"""The figures of channels by host."""
 
 
 def ring_of(*ids: str, version: int = 1, guests: tuple[str, ...] = ()) -> Ring:
@@ -69,7 +69,7 @@ def names_of(situation: Situation) -> list[bytes]:
     return names
 
 
-# -- which channels, where -------------------------------------------------------------------------------------
+# -- channels and placements -----------------------------------------------------------------------------------
 
 
 def test_channels_are_those_of_the_window_and_of_the_plan_sorted_by_name() -> None:
@@ -85,7 +85,7 @@ def test_channels_are_those_of_the_window_and_of_the_plan_sorted_by_name() -> No
     assert situation.at_s == T + 2
 
 
-def test_an_entry_without_a_living_server_falls_back_to_the_home_and_one_with_some_is_reduced() -> None:
+def test_an_entry_without_a_live_server_falls_back_to_the_home_and_one_with_some_is_reduced() -> None:
     plan = Plan(ring_of("a", "b"), placed(b"x", Mode.SINGLE, "dead"))
     plan.entries |= placed(b"y", Mode.ALL_PUBLISHERS, "dead", "b", "a")
     situation = situation_of({"a": {}, "b": {}}, plan)
@@ -129,7 +129,7 @@ def test_a_channel_is_where_the_plan_book_says(data: st.DataObject) -> None:
         assert situation.placements.mode[row] == list(Mode).index(expected.mode)
 
 
-def test_a_guest_is_a_host_and_no_home() -> None:
+def test_a_guest_is_a_host_but_not_a_home() -> None:
     situation = situation_of(
         {"a": {b"%d" % number: {} for number in range(50)}, "b": {}}, Plan(ring_of("a", "b", guests=("a",)))
     )
@@ -144,7 +144,7 @@ def test_without_a_ring_there_is_no_situation() -> None:
             situation_of({"a": {}}, Plan(ring))
 
 
-# -- what channels did -----------------------------------------------------------------------------------------
+# -- figures of channels ----------------------------------------------------------------------------------------
 
 SEEN = {
     "a": {b"c": {"publications": 10, "publishers": 3, "subscribers": 4, "messages_sent": 40, "bytes_out": 400}},
@@ -156,7 +156,7 @@ SEEN = {
     ("mode", "publications", "publishers", "subscribers"),
     [(Mode.SINGLE, 16.0, 3, 7), (Mode.ALL_SUBSCRIBERS, 16.0, 5, 7), (Mode.ALL_PUBLISHERS, 10.0, 3, 11)],
 )
-def test_figures_of_several_servers_become_one_by_the_mode(
+def test_figures_of_several_servers_are_combined_by_the_mode(
     mode: Mode, publications: float, publishers: int, subscribers: int
 ) -> None:
     where = ("a",) if mode is Mode.SINGLE else ("a", "b")
@@ -168,13 +168,13 @@ def test_figures_of_several_servers_become_one_by_the_mode(
     assert channels.bytes_out.tolist() == [900.0]
 
 
-def test_what_a_server_did_that_has_left_the_ring_counts_for_its_channels() -> None:
+def test_the_load_of_a_server_that_has_left_the_ring_counts_for_its_channels() -> None:
     situation = situation_of(SEEN, Plan(ring_of("a"), placed(b"c", Mode.SINGLE, "a")))
     assert situation.hosts.ids == ("a",)
     assert situation.channels.publications.tolist() == [16.0]
 
 
-def test_processor_time_is_laid_on_channels_by_what_was_done_for_them() -> None:
+def test_processor_time_is_attributed_to_channels_by_their_work() -> None:
     load = {"a": {b"in": {"publications": 10}, b"out": {"publications": 5, "messages_sent": 100, "forwarded": 5}}}
     plan = Plan(ring_of("a"))
     channels = join(window_of(load, cpu_share=0.6), plan, FACTS, History(), Homes(), KINDS).channels
@@ -184,7 +184,7 @@ def test_processor_time_is_laid_on_channels_by_what_was_done_for_them() -> None:
 
 
 @pytest.mark.parametrize("mode", [ALL_SUBSCRIBERS, ALL_PUBLISHERS])
-def test_the_load_model_gives_back_what_was_measured_of_an_even_channel(mode: int) -> None:
+def test_the_load_model_reproduces_the_measured_load_of_an_even_channel(mode: int) -> None:
     seen = {b"c": {"publications": 10, "subscribers": 4, "messages_sent": 40, "bytes_out": 400}}
     plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
     window = window_of({"a": seen, "b": seen}, cpu_share=0.4, bandwidth=400.0)
@@ -198,7 +198,7 @@ def test_the_load_model_gives_back_what_was_measured_of_an_even_channel(mode: in
 @pytest.mark.parametrize(
     ("mode", "messages", "to_patterns"), [(ALL_SUBSCRIBERS, 100.0, 0.6), (ALL_PUBLISHERS, 70.0, 3 / 7)]
 )
-def test_what_several_servers_send_to_patterns_counts_as_often_as_each_publication_would(
+def test_deliveries_to_patterns_by_several_servers_count_once_per_publication(
     mode: int, messages: float, to_patterns: float
 ) -> None:
     seen = {
@@ -226,7 +226,7 @@ def test_parts_of_a_channel_are_those_of_its_own_subscribers() -> None:
     assert host_loads(situation.channels, situation.placements, 2)[0] == pytest.approx([500.0, 300.0])
 
 
-def test_parts_are_those_that_were_measured_turn_by_turn() -> None:
+def test_parts_are_the_measured_ones_position_by_position() -> None:
     plan = Plan(ring_of("a", "b", "c"), placed(b"c", Mode.ALL_SUBSCRIBERS, "b", "c", "a"))
     situation = situation_of(SEEN, plan)
     assert situation.placements.of(0) == (1, 2, 0)
@@ -234,7 +234,7 @@ def test_parts_are_those_that_were_measured_turn_by_turn() -> None:
     assert host_loads(situation.channels, situation.placements, 3)[0] == pytest.approx([400.0, 500.0, 0.0])
 
 
-def test_parts_of_a_channel_that_was_placed_just_now_are_even() -> None:
+def test_parts_of_a_recently_placed_channel_are_equal() -> None:
     plan = Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_SUBSCRIBERS, "a", "b"))
     situation = situation_of(SEEN, plan, history=History(moved_at={b"c": T - 1.0}))
     assert situation.placements.part.tolist() == [0.5, 0.5]
@@ -252,7 +252,7 @@ loads = st.dictionaries(
 
 @given(loads, st.dictionaries(names, st.sampled_from([Mode.SINGLE, Mode.ALL_SUBSCRIBERS])))
 @settings(deadline=None)
-def test_nothing_that_was_measured_is_lost(load: Load, modes: dict[bytes, Mode]) -> None:
+def test_the_totals_equal_the_measured_load(load: Load, modes: dict[bytes, Mode]) -> None:
     plan = Plan(ring_of("a", "b"))
     for name, mode in modes.items():
         plan.entries |= placed(name, mode, "a") if mode is Mode.SINGLE else placed(name, mode, "a", "b")
@@ -271,7 +271,7 @@ def names_of_all(load: Load, plan: Plan) -> list[bytes]:
 
 @given(loads)
 @settings(deadline=None)
-def test_the_order_of_what_is_given_makes_no_difference(load: Load) -> None:
+def test_the_order_of_the_inputs_makes_no_difference(load: Load) -> None:
     plan = Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_PUBLISHERS, "b", "a") | placed(b"e", Mode.SINGLE, "b"))
     turned = Plan(plan.ring, dict(reversed(plan.entries.items())))
     window = window_of(load)
@@ -288,7 +288,7 @@ def test_the_order_of_what_is_given_makes_no_difference(load: Load) -> None:
 # -- hosts -----------------------------------------------------------------------------------------------------
 
 
-def test_hosts_are_the_members_with_what_is_known_of_them() -> None:
+def test_hosts_are_the_members_with_their_figures() -> None:
     facts = replace(
         FACTS,
         draining=frozenset({"b"}),
@@ -310,17 +310,17 @@ def test_hosts_are_the_members_with_what_is_known_of_them() -> None:
     assert hosts.joined_at.tolist() == [NEVER, NEVER, NEVER, 50.0]
 
 
-def test_what_was_not_measured_is_taken_from_the_channels_and_a_capacity_that_nobody_said_from_the_pool() -> None:
+def test_a_missing_bandwidth_comes_from_the_channels_and_a_missing_capacity_from_the_pool() -> None:
     records = [record("a", T + at, SEEN["a"], interval_s=None, capacity=0.0) for at in (0, 1)]
     windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS, KINDS)
     hosts = join(windows[0], Plan(ring_of("a")), FACTS, History(), Homes(), KINDS).hosts
     assert (hosts.bytes_out.tolist(), hosts.cpu.tolist(), hosts.capacity.tolist()) == ([400.0], [0.0], [5000.0])
 
 
-# -- what was before -------------------------------------------------------------------------------------------
+# -- history ---------------------------------------------------------------------------------------------------
 
 
-def test_history_is_laid_beside_the_rows() -> None:
+def test_history_is_aligned_with_the_rows() -> None:
     history = History({b"c": 12.0, b"unknown": 13.0}, planned_at=11.0, past=[(8.0, 100.0), (10.0, 200.0)])
     situation = situation_of({"a": {b"b": {}, b"c": {}}}, Plan(ring_of("a")), history=history)
     assert situation.moved_at.tolist() == [NEVER, 12.0]
@@ -335,7 +335,7 @@ def test_history_is_laid_beside_the_rows() -> None:
 
 
 @given(st.lists(st.lists(st.binary(max_size=2), unique=True), max_size=4), st.integers(1, 5))
-def test_remembered_homes_are_those_of_the_ring(asks: list[list[bytes]], names_max: int) -> None:
+def test_cached_homes_are_those_of_the_ring(asks: list[list[bytes]], names_max: int) -> None:
     homes = Homes(names_max)
     rings = [ring_of("a", "b"), ring_of("a", "b", "c", version=2), ring_of("a", "b", "c", guests=("a",))]
     for ring in rings:

@@ -1,6 +1,6 @@
-"""Makes the first decision before it counts: the import of a policy and its compiled loops take a second or two.
+"""Warm-up: runs a policy once in advance, because its import and compilation take a second or two.
 
-Owns one small situation, in which a server is overloaded.
+Owns a small situation with an overloaded server.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shoal.balance.situation import Pool, Situation
 
 
 def warm_up(name: str, settings: BalanceSettings) -> None:
-    """Has a policy decide once, about nothing that matters."""
+    """Runs a policy once and discards the decision."""
     policy(name)(overloaded(), settings)
 
 
 def overloaded() -> Situation:
-    """Two servers, of which one has four channels that are too much for it, and another that could take two."""
+    """Two servers: one is overloaded with four channels, the other has room for two of them."""
     count = 4
     ones = np.ones(count)
     return Situation(

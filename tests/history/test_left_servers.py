@@ -1,4 +1,4 @@
-"""A server that has left: the history reports the records that were not archived."""
+"""Unarchived records of a server that has left are lost: the history reports a gap."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def history(
     return list(to_items(reading.joined()))
 
 
-def test_what_was_not_archived_of_a_server_that_left_is_a_gap(
+def test_unarchived_records_of_a_server_that_left_are_a_gap(
     servers: tuple[ServerAddress, ServerAddress], tmp_path: Path
 ) -> None:
     archive(tmp_path, *servers)
@@ -80,7 +80,7 @@ def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
     assert again.left == {}
 
 
-def test_a_missing_record_of_a_present_server_is_a_gap(tmp_path: Path) -> None:
+def test_a_record_lost_by_a_present_server_is_a_gap(tmp_path: Path) -> None:
     with RedisServer() as server:
         address = ServerAddress("s1", server.host, server.port)
         Recording(server).write(1, 2)

@@ -1,13 +1,13 @@
-"""What the balancer keeps in the coordinator, and what others ask of it there: keys and bytes.
+"""The balancer's keys in the coordinator, and the encoding of their values.
 
-Owns the names and the forms. Never touches the coordinator.
+Owns the names and the formats. Never touches the coordinator.
 
-    balance/state               what a balancer that takes over must know: see `BalancerState`
-    balance/windows             where its load windows come from: see `shoal.balance.window_source`
-    balance/why/<channel>       why a channel was placed where it is, and by which measurement
-    balance/proposals/<digest>  the bytes of a proposal that may still be applied
-    balance/asks/<id>           somebody wants a proposal, or one applied
-    balance/answers/<id>        what became of it, until somebody has read it
+    balance/state               the state that the next leader needs: see `BalancerState`
+    balance/windows             the source of load windows: see `shoal.balance.window_source`
+    balance/why/<channel>       the reason and the measurements behind a channel's placement
+    balance/proposals/<digest>  the bytes of a proposal that can be applied
+    balance/asks/<id>           a request of a command to make or apply a proposal
+    balance/answers/<id>        the outcome of that request, until it is read
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from shoal.balance.change import ChannelMove, Place
-from shoal.balance.window_source import Standing
+from shoal.balance.window_source import WindowRoute
 from shoal.errors import PlanError
 from shoal.plan.keys import unit_of, unit_text
 
@@ -29,13 +29,13 @@ ASKS_PREFIX: Final = "balance/asks/"
 ANSWERS_PREFIX: Final = "balance/answers/"
 
 PROPOSALS_MAX: Final = 16
-"""Proposals that can be applied later. The oldest is forgotten."""
+"""Proposals that are kept so that they can be applied. Above it the oldest is dropped."""
 
 REMOVED_MAX: Final = 64
-"""Servers that are remembered as removed: as long as some ring may still name them."""
+"""Removed servers that are remembered, because a ring may still name them."""
 
 APPLIED_MAX: Final = 64
-"""Plans that are remembered as applied, so that none is applied twice."""
+"""Applied plans that are remembered, so that none is applied twice."""
 
 FORMAT: Final = 2
 UPGRADE: Final = "upgrade this process"
@@ -44,24 +44,24 @@ T = TypeVar("T")
 
 
 class BalancerState(msgspec.Struct, frozen=True):
-    """What must outlive a balancer. Times are of the wall clock, in seconds."""
+    """The state that the next leader needs. Times are wall-clock seconds."""
 
     planned_at: float | None = None
     """When the last plan was applied; None if none was."""
     digest: str = ""
-    """The plan under way; empty if none is."""
+    """The plan under way; empty if there is none."""
     adding: dict[str, float] = {}
-    """Servers that were asked for and have not joined yet, and since when."""
+    """Servers that were requested and have not joined yet, and when they were requested."""
     removed: tuple[str, ...] = ()
-    """Servers that were removed last, newest first."""
+    """The servers that were removed last, newest first."""
     applied: tuple[str, ...] = ()
     """Digests of the plans that were applied last, newest first."""
     adding_hosts: dict[str, tuple[str, float]] = {}
-    """Hosts of other kinds that were asked for and have not reported yet: the kind, and since when."""
+    """Hosts of other kinds that were requested and have not reported yet: the kind, and when they were requested."""
 
 
 class Why(msgspec.Struct, frozen=True):
-    """Why a channel was placed where it is."""
+    """The reason for a channel's placement."""
 
     at_s: float
     policy: str
@@ -74,15 +74,15 @@ class Why(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What somebody wants: a proposal by a policy (the balancer's own if none is named), or that one is applied."""
+    """A command's request: make a proposal with a policy (empty: the configured one), or apply one."""
 
     do: Literal["propose", "apply"]
     policy: str = ""
     digest: str = ""
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """What became of an ask. `error` says why it came to nothing; `proposal` are the bytes that were asked for."""
+class AskOutcome(msgspec.Struct, frozen=True):
+    """The outcome of an ask. `error` is why it failed, empty if it did not; `proposal` is the requested proposal."""
 
     error: str
     digest: str = ""
@@ -91,17 +91,17 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def why_of(move: ChannelMove, policy: str, digest: str, window_end_s: float, at_s: float) -> Why:
-    """What is kept of a move that is carried out."""
+    """The reason of a move, in the form in which it is stored."""
     return Why(at_s, policy, digest, window_end_s, move.before, move.after, move.reason, move.figures)
 
 
 def why_key(channel: bytes) -> str:
-    """The key under which the reason for a channel's placement is kept."""
+    """The key of the reason for a channel's placement."""
     return WHY_PREFIX + unit_text(channel)
 
 
 def why_channel(key: str) -> bytes | None:
-    """The channel that a reason is about; None if the key is not that of any channel's."""
+    """The channel of a key made by `why_key`; None if it is not one."""
     return unit_of(key, WHY_PREFIX)
 
 
@@ -120,13 +120,13 @@ def answer_key(id: str) -> str:
     return ANSWERS_PREFIX + id
 
 
-def encode(record: BalancerState | Standing | Why | Ask | Answer) -> bytes:
-    """A record as it is stored: the format first."""
+def encode(record: BalancerState | WindowRoute | Why | Ask | AskOutcome) -> bytes:
+    """The stored form of a value: the format first."""
     return _encoder.encode((FORMAT, record))
 
 
 def decode(data: bytes, kind: type[T]) -> T:
-    """A record as it was stored; PlanError if it is none. One of format 1, which had no number, is read too."""
+    """The value in `data`; PlanError if it cannot be read. Also reads format 1, which had no number."""
     try:
         if not _is_marked(data):
             return msgspec.msgpack.decode(data, type=kind)
@@ -135,11 +135,11 @@ def decode(data: bytes, kind: type[T]) -> T:
             raise PlanError(f"a record of the balancer is of format {found}, this process knows {FORMAT}", do=UPGRADE)
         return msgspec.msgpack.decode(body, type=kind)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise PlanError(f"what the balancer keeps in the coordinator cannot be read: {error}") from error
+        raise PlanError(f"a record of the balancer cannot be read: {error}") from error
 
 
 def _is_marked(data: bytes) -> bool:
-    """Whether a record is a pair of format and body: a MessagePack array of two."""
+    """Whether a value is a pair of format and body: a MessagePack array of two."""
     return data[:1] == b"\x92"
 
 
