@@ -1,4 +1,4 @@
-"""A blocking connection to a real Redis, for tests that hold the model against it."""
+"""A blocking connection to a real Redis, for tests that compare the model with it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _fences = count(1)
 
 
 class RealClient:
-    """Sends commands, reads frames; `frames_until_fence` returns all that the server had made before it."""
+    """Sends commands, reads frames; `frames_until_fence` returns all frames up to the fence."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=20.0)
@@ -24,9 +24,9 @@ class RealClient:
         self._socket.sendall(encode_commands(commands))
 
     def frames_until_fence(self) -> tuple[list[Any], bool]:
-        """What came, and whether the connection still stands.
+        """The frames that arrived, and whether the connection is still open.
 
-        The fence is a command that no server knows: it is answered in every state, whatever the rights.
+        The fence is a command that no server knows: it is answered in every state, with any permissions.
         """
         name = f"FENCE-{next(_fences)}"
         frames: list[Any] = []
@@ -45,7 +45,7 @@ class RealClient:
         return self._read()
 
     def quit(self) -> None:
-        """Leave, and return when the server has forgotten this connection."""
+        """Closes the connection, and returns when the server has dropped it."""
         try:
             self.send((b"QUIT",))
             while True:

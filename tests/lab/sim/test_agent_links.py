@@ -1,5 +1,5 @@
-"""An agent's connections to the other servers, as shipped, on a simulated network: one that is half open is made anew,
-one that is merely quiet is kept."""
+"""An agent's connections to the other servers, as shipped, on a simulated network: half-open connections are replaced,
+quiet ones are kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
-from shoal.lab.sim import Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, World
+from shoal.lab.sim import FaultOptions, LinkEnd, ModelCoordinator, Network, RedisNode, World
 from shoal.lab.sim.models.resp import CommandReader, encode_frame
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
@@ -27,35 +27,35 @@ SLACK_S = 1.0
 
 
 class DeafServer:
-    """Takes part in the handshake and says nothing afterwards, as a server behind a connection that it has given up;
-    with `greets` False it does not even do that."""
+    """Answers the handshake and nothing afterwards, like a server that has given up the connection. With `greets` False
+    it does not even answer the handshake."""
 
     def __init__(self, network: Network, *, greets: bool = True) -> None:
         self.connections = 0
         self.open = 0
         self._greets = greets
-        self._readers: dict[Endpoint, CommandReader] = {}
+        self._readers: dict[LinkEnd, CommandReader] = {}
         network.listen(network.node("s2"), self._accept)
 
-    def _accept(self, end: Endpoint) -> DeafServer:
+    def _accept(self, end: LinkEnd) -> DeafServer:
         self.connections += 1
         self.open += 1
         self._readers[end] = CommandReader()
         return self
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         for command in self._readers[end].read(data):
             if self._greets and command[0] == b"HELLO":
                 end.send(encode_frame({b"server": b"redis", b"version": b"7.0.15", b"proto": 3}))
             elif self._greets and command[0] == b"CLIENT":
                 end.send(encode_frame("OK"))
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.open -= 1
 
 
 class ForwardingCore:
-    """The part of an agent core that `ForwardLinks` calls: `commands` are sent as soon as a connection stands."""
+    """The part of an agent core that `ForwardLinks` calls: `commands` are sent as soon as a connection is open."""
 
     def __init__(self, *commands: Command) -> None:
         self.commands = list(commands)
@@ -101,7 +101,7 @@ class Site:
         return process
 
     def start_peers(self) -> Process:
-        """Connections that listen for the words of other agents."""
+        """Starts the connections that listen for the heartbeats of other agents."""
         return self.start(
             lambda process: Peers(
                 "s1",
@@ -115,7 +115,7 @@ class Site:
         )
 
     def start_forwards(self, core: ForwardingCore) -> Process:
-        """Connections that publish on other servers."""
+        """Starts the connections that publish on other servers."""
         return self.start(
             lambda process: ForwardLinks(
                 "s1", None, None, DEFAULT_LIMITS, core, process.runtime.random, book=process.runtime.address_book
@@ -148,7 +148,7 @@ class Speaker:
         await self._connection.open()
 
     def publish(self, channel: bytes, payload: bytes) -> None:
-        """Publishes, and lets it arrive."""
+        """Publishes, and waits until the message has arrived."""
         assert self._connection is not None
         asking = self._connection.ask((b"PUBLISH", channel, payload))
         self._process.call(lambda: self._process.loop.create_task(asking))
@@ -156,11 +156,11 @@ class Speaker:
 
 
 def heartbeat(number: int) -> bytes:
-    """A word of the agent of s2."""
+    """A heartbeat of the agent of s2."""
     return control.encode(control.Heartbeat("s2", 9, number - 1, 1, 3000, True, 1), 0, number)
 
 
-def test_a_server_without_a_word_is_called_again() -> None:
+def test_a_connection_without_heartbeats_is_replaced() -> None:
     site = Site()
     server = DeafServer(site.network)
     process = site.start_peers()
@@ -175,7 +175,7 @@ def test_a_server_without_a_word_is_called_again() -> None:
     assert server.open == 0
 
 
-def test_a_server_with_words_is_kept() -> None:
+def test_a_connection_with_heartbeats_is_kept() -> None:
     site = Site()
     server = RedisNode(site.network, "s2")
     site.start_peers()
@@ -193,7 +193,7 @@ def test_a_server_with_words_is_kept() -> None:
     assert [heard.server for heard in site.heartbeats] == ["s2"] * spoken
 
 
-def test_words_of_others_and_garbage_do_not_keep_a_silent_connection() -> None:
+def test_heartbeats_of_other_servers_and_garbage_do_not_keep_a_silent_connection() -> None:
     site = Site()
     server = RedisNode(site.network, "s2")
     site.start_peers()
@@ -212,7 +212,7 @@ def test_words_of_others_and_garbage_do_not_keep_a_silent_connection() -> None:
     assert site.heartbeats == []
 
 
-def test_a_server_that_owes_answers_and_is_silent_is_called_again() -> None:
+def test_a_silent_connection_with_unanswered_commands_is_replaced() -> None:
     site = Site()
     server = DeafServer(site.network)
     core = ForwardingCore((b"PUBLISH", b"a", b"1"))
@@ -233,7 +233,7 @@ def test_a_server_that_owes_answers_and_is_silent_is_called_again() -> None:
     assert core.news == ["opened", "lost", "opened", "lost"]
 
 
-def test_a_server_that_owes_nothing_may_be_silent() -> None:
+def test_a_silent_connection_without_unanswered_commands_is_kept() -> None:
     site = Site()
     server = RedisNode(site.network, "s2")
     core = ForwardingCore()
@@ -250,7 +250,7 @@ def test_a_server_that_owes_nothing_may_be_silent() -> None:
 
 
 @pytest.mark.parametrize("kind", ["peers", "forwards"])
-def test_a_server_that_does_not_even_greet_is_called_again(kind: str) -> None:
+def test_a_connection_without_a_handshake_is_replaced(kind: str) -> None:
     site = Site()
     server = DeafServer(site.network, greets=False)
     core = ForwardingCore((b"PUBLISH", b"a", b"1"))
@@ -265,7 +265,7 @@ def test_a_server_that_does_not_even_greet_is_called_again(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["peers", "forwards"])
-def test_a_server_that_dies_is_called_until_it_is_back(kind: str) -> None:
+def test_connecting_to_a_dead_server_is_tried_until_it_is_back(kind: str) -> None:
     site = Site()
     server = RedisNode(site.network, "s2")
     core = ForwardingCore()

@@ -1,8 +1,8 @@
-"""The scenario `balancer`: a seed replays exactly, seeds are clean, and the checkers see each rule of balancing that is
-taken out of the core or of those who carry out what it decides.
+"""The scenario `balancer`: a seed replays exactly, seeds are clean, and the checkers notice each rule of balancing that
+is switched off.
 
-Which seed catches a broken rule may change with the scenario, so a few are searched: first those that are known to
-catch it, then from the beginning.
+Which seed catches a broken rule may change with the scenario, so several are tried: first those that are known to catch
+it, then from the first seed on.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ KINDS: dict[str, set[str]] = {
     "guest": {"not a guest"},
     "state_first": {"two at once", "unproposed", "applied twice", "stale", "stranger", "failed", "deposed"},
 }
-"""As what the checkers see it."""
+"""The violations that a broken rule causes."""
 
 
 def kinds(outcome: Outcome) -> set[str]:
@@ -52,7 +52,7 @@ def kinds(outcome: Outcome) -> set[str]:
 
 
 def everything(seed: int) -> tuple[object, ...]:
-    """A run down to each item that each application was handed, each entry, mark and plan."""
+    """Everything of a run: each item that an application received, each entry, mark and plan."""
     run = BalancerRun(seed, trace=True)
     outcome = run.execute()
     history = run.history
@@ -69,12 +69,12 @@ def test_a_seed_is_clean(seed: int) -> None:
     verdict = outcome.verdict
     assert verdict.violations == []
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
-    assert verdict.deliveries > 0, "something was really said"
-    assert outcome.exercised["window"] > 20, "load was really measured"
+    assert verdict.deliveries > 0, "messages were delivered"
+    assert outcome.exercised["window"] > 20, "load was measured"
 
 
-def test_nobody_dies_in_a_peaceful_run_though_servers_come_and_go() -> None:
-    """So what is promised without faults, that nothing comes early, is put to the test while the ring changes."""
+def test_no_process_dies_in_a_peaceful_run_although_servers_come_and_go() -> None:
+    """So the promise for runs without faults, that nothing comes early, is tested while the ring changes."""
     run = BalancerRun(23)
     assert run.peaceful
     outcome = run.execute()
@@ -89,8 +89,8 @@ def test_nobody_dies_in_a_peaceful_run_though_servers_come_and_go() -> None:
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING[name], range(SEARCH_SEEDS_MAX))
     caught = next((outcome for seed in seeds if kinds(outcome := run_seed(seed, without(name))) & KINDS[name]), None)
-    assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
-    assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
+    assert caught is not None, f"no seed noticed that the rule {name} is off"
+    assert run_seed(caught.seed).verdict.violations == [], "with the rule on, the seed is clean"
 
 
 def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:

@@ -1,4 +1,4 @@
-"""`shoal sim`: which breaks each protocol lists, how they are spelled, what a campaign adds up and asks for."""
+"""`shoal sim`: the breaks of each protocol and their spelling, the totals of a campaign and its conditions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_campaign_prints_the_facts_that_scripts_rely_on() -> None:
 
 
 @pytest.mark.parametrize("name", ["channels", "moves"])
-def test_a_corner_that_was_never_met_fails_a_campaign(name: str) -> None:
+def test_a_corner_that_was_never_exercised_fails_a_campaign(name: str) -> None:
     protocol = PROTOCOLS[name]
     met = Counter(protocol.corners.values())
     result = Result(protocol)

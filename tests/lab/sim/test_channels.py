@@ -1,8 +1,8 @@
-"""The scenario `channels`: a seed replays exactly, seeds are clean, and the checkers see each rule that is taken out of
-the core.
+"""The scenario `channels`: a seed replays exactly, seeds are clean, and the checkers notice each rule that is switched
+off.
 
-Which seed catches a broken rule may change with the scenario, so a few are searched: first those that are known to
-catch it, then from the beginning.
+Which seed catches a broken rule may change with the scenario, so several are tried: first those that are known to catch
+it, then from the first seed on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ KINDS: dict[str, set[str]] = {
     "lease": {"split"},
     "repeat": {"unsettled", "lost"},
 }
-"""As what the checkers see it, where that is not simply a loss."""
+"""The violations that a broken rule causes, where that is not a loss."""
 
 
 def kinds(outcome: Outcome) -> set[str]:
@@ -48,7 +48,7 @@ def kinds(outcome: Outcome) -> set[str]:
 
 
 def everything(seed: int) -> tuple[object, ...]:
-    """A run down to each item that each application was handed, and when."""
+    """Everything of a run: each item that an application received, and when."""
     run = ChannelsRun(seed)
     outcome = run.execute()
     history = run.history
@@ -70,20 +70,20 @@ def test_a_seed_is_clean(seed: int) -> None:
     verdict = outcome.verdict
     assert verdict.violations == []
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
-    assert verdict.deliveries > 0, "something really happened"
+    assert verdict.deliveries > 0, "messages were delivered"
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING.get(name, ()), range(1, SEARCH_SEEDS_MAX + 1))
     caught = next((outcome for seed in seeds if (outcome := run_seed(seed, without(name))).verdict.violations), None)
-    assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
+    assert caught is not None, f"no seed noticed that the rule {name} is off"
     assert kinds(caught) & KINDS.get(name, {"lost"})
-    assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
+    assert run_seed(caught.seed).verdict.violations == [], "with the rule on, the seed is clean"
 
 
-def test_a_run_is_not_calm_once_somebody_has_died_whoever_struck() -> None:
-    """Agents that die when the ring changes are struck by the scenario, and are no entry in the schedule of faults."""
+def test_a_run_is_not_calm_after_a_crash_that_the_scenario_caused() -> None:
+    """The scenario crashes agents when the ring changes; these crashes are not in the schedule of faults."""
     run = ChannelsRun(4)
     assert run.calm
     run.agents[0].crash()
@@ -108,7 +108,8 @@ def test_a_rule_is_declared_once() -> None:
 
 
 def test_seeds_draw_every_shape() -> None:
-    """Half of the runs must give holes all the time to heal, some readers are slow, some servers cut off early."""
+    """In half of the runs holes have enough time to heal; some readers are slow; some servers disconnect clients
+    early."""
     shapes = []
     for seed in range(200):
         rng = Random(seed)

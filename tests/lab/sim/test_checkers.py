@@ -1,4 +1,4 @@
-"""The checkers: each promise, broken in a history made by hand, is found under its name; a right history passes."""
+"""The checkers: each broken promise in a handmade history is found under its name, and a correct history passes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Story:
             self.history.confirmed(number, sequence + 0.1)
 
     def hand(self, *numbers: int, at: float | None = None) -> Story:
-        """Bob is handed messages, as they were published."""
+        """Bob gets messages, as they were published."""
         for number in numbers:
             published = self.history.messages[number]
             message = Message(published.unit, payload_of(number, 10), ALICE, published.sequence)
@@ -37,7 +37,7 @@ class Story:
         return self
 
     def report(self, first: int, last: int | None, at: float = 9.0, publisher: int | None = ALICE) -> Story:
-        """Bob is handed a gap."""
+        """Bob gets a gap."""
         self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost")))
         return self
 
@@ -49,28 +49,28 @@ def kinds(verdict: Verdict) -> set[str]:
     return {violation.split(":")[0] for violation in verdict.violations}
 
 
-# What is right
+# Correct histories
 
 
-def test_everything_once_and_in_order_is_right() -> None:
+def test_everything_once_and_in_order_is_correct() -> None:
     verdict = Story().hand(1, 2, 3, 4, 5).judge(healable=True, calm=True)
     assert verdict.violations == []
     assert (verdict.messages, verdict.deliveries, verdict.lost, verdict.gaps_reported) == (5, 5, 0, 0)
 
 
-def test_a_gap_in_the_place_of_what_is_missing_is_right() -> None:
+def test_a_gap_in_place_of_missing_messages_is_correct() -> None:
     verdict = Story().hand(1).report(2, 3).hand(4, 5).judge()
     assert verdict.violations == []
     assert verdict.gaps_reported == 1
 
 
-def test_what_was_published_before_the_subscription_is_not_owed() -> None:
+def test_messages_from_before_the_subscription_are_not_owed() -> None:
     story = Story()
     story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
     assert story.hand(3, 4, 5).judge(calm=True).violations == []
 
 
-def test_what_was_published_between_calling_and_being_in_force_may_or_may_not_arrive() -> None:
+def test_messages_between_the_call_and_being_in_force_may_or_may_not_arrive() -> None:
     for numbers in ((4, 5), (3, 4, 5)):
         story = Story()
         story.bob.called_at, story.bob.in_force_at = 2.5, 3.5
@@ -95,20 +95,20 @@ def test_a_pattern_is_owed_its_channels_only() -> None:
     assert story.judge().lost == 5
 
 
-def test_a_subscription_that_ended_is_owed_what_comes_before_what_it_got() -> None:
+def test_a_subscription_that_ended_is_owed_the_messages_before_its_last_one() -> None:
     story = Story().hand(1, 2, 3)
     story.bob.ended_at = 3.3
     assert story.judge().violations == []
 
 
-def test_an_open_gap_after_a_death_is_right() -> None:
+def test_an_open_gap_after_a_death_is_correct() -> None:
     story = Story().hand(1, 2)
     story.history.unwatched.append(Interval("s1", 5.5))
     story.alice.crashed, story.alice.ended_at = True, 5.6
     assert story.report(3, None).judge().violations == []
 
 
-def test_a_gap_without_a_publisher_accounts_for_dead_publishers_only() -> None:
+def test_a_gap_without_a_publisher_covers_only_dead_publishers() -> None:
     story = Story().hand(1, 2).report(1, None, publisher=None)
     story.history.unwatched.append(Interval("s1", 5.5))
     assert kinds(story.judge()) == {"lost"}
@@ -116,7 +116,7 @@ def test_a_gap_without_a_publisher_accounts_for_dead_publishers_only() -> None:
     assert story.judge().violations == []
 
 
-def test_foreign_messages_are_nobodys_promise() -> None:
+def test_foreign_messages_are_not_promised() -> None:
     story = Story().hand(1, 2, 3, 4, 5)
     story.bob.handed.append(Handed(6.0, Message(CHANNEL, FOREIGN + b"1")))
     verdict = story.judge(calm=True)
@@ -124,7 +124,7 @@ def test_foreign_messages_are_nobodys_promise() -> None:
     assert verdict.seen["foreign message"] == 1
 
 
-# What is wrong
+# Broken promises
 
 
 def lost(story: Story) -> None:
@@ -149,7 +149,7 @@ def lost_outside_the_gap(story: Story) -> None:
 
 
 def lost_after_the_open_gap(story: Story) -> None:
-    """An open gap accounts for what was published before it was reported, not for all the future."""
+    """An open gap covers messages from before its report, and no later ones."""
     story.history.unwatched.append(Interval("s1", 2.5))
     story.hand(1, 2).report(3, None, at=3.5).hand(5)
 
@@ -244,7 +244,7 @@ def test_a_broken_promise_is_found(tell: Callable[[Story], None], kind: str) -> 
     assert kind in kinds(story.judge())
 
 
-def test_the_numbers_are_those_of_the_violations() -> None:
+def test_the_counts_match_the_violations() -> None:
     verdict = Story().hand(1, 3, 2, 2).judge()
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (2, 1, 2)
 
@@ -257,7 +257,7 @@ def test_in_a_calm_world_nothing_comes_early() -> None:
     assert kinds(story.judge(calm=True)) == {"early"}
 
 
-def test_in_a_calm_world_no_gap_stands_for_what_was_not_owed() -> None:
+def test_in_a_calm_world_no_gap_covers_messages_that_were_not_owed() -> None:
     story = Story()
     story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
     story.report(1, 2).hand(3, 4, 5)
@@ -265,14 +265,14 @@ def test_in_a_calm_world_no_gap_stands_for_what_was_not_owed() -> None:
     assert kinds(story.judge(calm=True)) == {"false gap"}
 
 
-def test_where_everything_can_be_healed_a_gap_of_a_living_publisher_is_wrong() -> None:
+def test_when_everything_can_be_healed_a_gap_of_a_running_publisher_is_wrong() -> None:
     story = Story().hand(1).report(2, 3).hand(4, 5)
     assert kinds(story.judge(healable=True)) == {"unhealed"}
     story.alice.ended_at = 8.0
     assert story.judge(healable=True).violations == [], "it had left before the gap was reported"
 
 
-def test_what_a_publisher_took_to_its_grave_is_owed_only_if_a_server_had_it() -> None:
+def test_the_messages_of_a_dead_publisher_are_owed_only_if_a_server_had_them() -> None:
     story = Story().hand(1, 2, 3, 4)
     story.alice.crashed, story.alice.ended_at = True, 5.2
     story.history.messages[5].confirmed_at = None
@@ -281,14 +281,14 @@ def test_what_a_publisher_took_to_its_grave_is_owed_only_if_a_server_had_it() ->
     assert kinds(story.judge()) == {"lost"}
 
 
-def test_an_unfinished_run_is_owed_no_end() -> None:
+def test_in_an_unfinished_run_the_last_messages_are_not_owed() -> None:
     story = Story().hand(1, 2)
     assert story.judge(finished=False).violations == []
     story.hand(4)
     assert kinds(story.judge(finished=False)) == {"lost"}
 
 
-def test_publishing_on_a_member_is_no_split() -> None:
+def test_publishing_on_a_member_is_not_a_split() -> None:
     story = Story().hand(1, 2, 3, 4, 5)
     story.history.sent("s1", ALICE, 1.0)
     story.history.members = {"s1"}

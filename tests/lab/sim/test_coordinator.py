@@ -1,4 +1,4 @@
-"""The model of the coordinator: the contract on virtual time, and what only a simulated network can do to it."""
+"""The model of the coordinator: the contract on virtual time, and faults that only a simulated network can cause."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 LIMIT_S = 600.0
 """Virtual time that a test may take."""
+STEP_S = 0.001
+"""Virtual time between two looks at a task."""
 
 
 class Desk:
@@ -68,10 +70,8 @@ class Desk:
         """Drives the world until a task is done; returns or raises what it did."""
         limit = self.world.now + LIMIT_S
         while not task.done():
-            at = self.world.next_time()
-            assert at is not None, "nothing will ever happen again, and the task is not done"
-            assert at < limit, f"not done after {LIMIT_S:g} s of virtual time"
-            self.world.run(at)
+            assert self.world.now < limit, f"not done after {LIMIT_S:g} s of virtual time"
+            self.wait(STEP_S)
         return task.result()
 
     def run(self, work: Coroutine[Any, Any, T], name: str = "a") -> T:
@@ -82,7 +82,7 @@ class Desk:
         self.world.run(self.world.now + seconds)
 
     def close(self) -> None:
-        """Closes all clients; no task may have failed without being asked."""
+        """Closes all clients; no task may have failed unnoticed."""
 
         async def close_all(name: str) -> None:
             for client in self.clients:
@@ -94,7 +94,7 @@ class Desk:
                 self.run(close_all(name), name)
         self.wait(1.0)
         for loop in self.loops.values():
-            loop.bury()
+            loop.discard()
         assert self.failures == []
 
 
@@ -115,7 +115,7 @@ class Process:
 
 
 class Connect:
-    """Makes clients for the contract's tests; they all live in the process that the test runs in."""
+    """Makes clients for the contract's tests, all in the process of the test."""
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
@@ -237,14 +237,14 @@ def test_a_request_without_an_answer_times_out_and_may_have_taken_effect(desk: D
         (lambda client: client.barrier("move/1", "me", 2).wait(9.0), "reach barrier move/1"),
     ],
 )
-def test_what_was_asked_is_named(desk: Desk, ask: Callable[[Coordinator], Any], what: str) -> None:
+def test_errors_name_the_operation(desk: Desk, ask: Callable[[Coordinator], Any], what: str) -> None:
     client = desk.client()
     desk.coordinator.node.crash()
     with pytest.raises(CoordinatorUnavailableError, match=f"cannot {what} at"):
         desk.run(ask(client))
 
 
-def test_what_was_stored_survives_a_crash_and_leases_go_on_ending(desk: Desk) -> None:
+def test_stored_values_survive_a_crash_and_leases_still_expire(desk: Desk) -> None:
     client = desk.client()
     desk.run(client.put("plan/x", b"1"))
     desk.run(client.acquire("servers/1", "me", 5.0))
@@ -289,7 +289,7 @@ def test_a_paused_process_gets_its_answer_or_its_time_limit_when_it_resumes(desk
     assert len(desk.store.list("plan/")) == 40
 
 
-def test_a_restarted_process_gets_no_answer_to_its_former_lifes_question(desk: Desk) -> None:
+def test_a_restarted_process_gets_no_answer_to_a_request_of_the_process_before_it(desk: Desk) -> None:
     ended: list[str] = []
 
     async def ask(client: Coordinator) -> None:
@@ -354,7 +354,7 @@ def test_a_scenario_sees_each_change_and_who_asked_for_it(desk: Desk) -> None:
 
 
 def test_many_writes_can_be_cut_off_in_the_middle() -> None:
-    """Neither few nor very many writes are one step, so a scenario meets each."""
+    """Both few and many writes may be split, so scenarios cover both cases."""
     desk = Desk(options=CoordinatorOptions(split_probability=0.5))
     client = desk.client()
     seen = set()
@@ -447,7 +447,7 @@ def test_a_watch_survives_partition_and_crash_and_ends_with_its_process(desk: De
     assert len(seen) == 1
 
 
-def test_news_that_waited_for_a_paused_process_is_not_overtaken() -> None:
+def test_changes_that_waited_for_a_paused_process_stay_in_order() -> None:
     for seed in range(30):
         desk = Desk(seed, CoordinatorOptions(watch_delay_s=(0.0, 0.000_05)))
         seen: list[Change] = []
@@ -486,7 +486,7 @@ def test_a_watch_ends_when_its_generator_or_its_client_is_closed(desk: Desk) -> 
         desk.run(follow(client.watch("plan/"), seen))
 
 
-def test_the_expiry_of_a_member_is_seen_though_no_process_acts(desk: Desk) -> None:
+def test_the_expiry_of_a_member_is_seen_without_any_other_request(desk: Desk) -> None:
     seen: list[dict[str, bytes]] = []
     client = desk.client("a")
     desk.run(client.join("agents", "early", b"0", 2.0))
@@ -512,7 +512,7 @@ def test_the_expiry_of_a_member_is_seen_though_no_process_acts(desk: Desk) -> No
     assert len({tuple(state) for state in seen}) == len(seen) - 1  # the empty group comes twice
 
 
-def test_a_barrier_that_opened_before_the_news_of_it_came_is_passed() -> None:
+def test_a_barrier_that_opened_before_its_watch_showed_it_is_passed() -> None:
     desk = Desk(options=CoordinatorOptions(watch_delay_s=(5.0, 5.0)))
     early = desk.begin(desk.client("a").barrier("move/1", "a", 2).wait(2.0), "a")
     desk.wait(1.0)
@@ -564,10 +564,11 @@ def test_a_run_is_the_same_under_any_hash_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["request", "answer", "watch"], ids=["another argument", "another answer", "other news of a watch"]
+    "change", ["request", "answer", "watch"], ids=["another argument", "another answer", "other delivery of a watch"]
 )
-def test_what_only_the_coordinator_sees_changes_the_digest(change: str) -> None:
-    """Requests, answers and news go over the simulated network as values, not as bytes of a connection."""
+def test_the_digest_covers_the_traffic_of_the_coordinator(change: str) -> None:
+    """Requests, answers and deliveries of watches cross the simulated network as values, not as bytes of a
+    connection."""
 
     def digest(value: bytes) -> bytes:
         desk = Desk()

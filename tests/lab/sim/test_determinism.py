@@ -1,4 +1,4 @@
-"""`shoal sim --json` prints the same digest for the same seeds, whatever process runs them."""
+"""`shoal sim --json` prints the same digest for the same seeds, in any process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ for name, seeds in {"channels": (6, 7), "moves": (6, 7), "recording": (6, 7), "b
 
 
 def run_python(*words: str, hash_seed: int) -> list[str]:
-    """The lines that Python prints in a process of its own."""
+    """The lines that Python prints in a separate process."""
     done = subprocess.run(
         [sys.executable, *words],
         env=os.environ | {"PYTHONHASHSEED": str(hash_seed)},

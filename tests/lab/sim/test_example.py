@@ -1,4 +1,4 @@
-"""The example in the simulator's docstring runs as it stands."""
+"""The example in the simulator's docstring runs unchanged."""
 
 from __future__ import annotations
 

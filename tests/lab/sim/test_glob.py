@@ -1,4 +1,4 @@
-"""The pattern language, held against a real Redis."""
+"""The pattern language, compared with a real Redis."""
 
 from __future__ import annotations
 
@@ -78,5 +78,5 @@ def test_gives_up_at_the_same_number_of_stars(client: RealClient, stars: int) ->
 
 
 def test_a_hostile_pattern_ends() -> None:
-    """A matcher that goes back would need longer than the test may take."""
+    """A backtracking matcher would exceed the time limit of the test."""
     assert not glob_match(b"a*" * 60 + b"b", b"a" * 5000)

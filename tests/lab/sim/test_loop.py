@@ -1,4 +1,4 @@
-"""The event loop on virtual time: its clock and turns are uvloop's, pauses and crashes are a machine's."""
+"""The event loop on virtual time: its clock and turns behave like uvloop's, its pauses and crashes like a machine's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROUNDED = (-1.0, 0.0, 0.000_4, 0.000_6, 0.001, 0.001_4, 0.001_6, 0.007_4, 0.25, 
 
 
 class Machine:
-    """A node with a process on it, in a world of its own."""
+    """A node with a process on it, in its own world."""
 
     def __init__(self, seed: int = 1, options: FaultOptions | None = None) -> None:
         self.world = World(seed)
@@ -44,7 +44,7 @@ class Machine:
         self.world.run(self.world.now + seconds)
 
     def result_of(self, main: Coroutine[Any, Any, Any], within_s: float = 60.0) -> Any:
-        """What a coroutine returns, or raises, within some virtual time."""
+        """What a coroutine returns or raises within some virtual time."""
         results: list[Any] = []
 
         async def run() -> None:
@@ -189,7 +189,7 @@ def test_two_machines_that_spin_go_on_side_by_side() -> None:
 
 def test_contexts_and_running_loop_are_those_of_the_task() -> None:
     machine = Machine()
-    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="nobody")
+    name: contextvars.ContextVar[str] = contextvars.ContextVar("name", default="unset")
     seen: list[str] = []
 
     async def child(own: str) -> None:
@@ -203,7 +203,7 @@ def test_contexts_and_running_loop_are_those_of_the_task() -> None:
         seen.append(name.get())
 
     machine.result_of(main())
-    assert seen == ["a", "b", "nobody"]
+    assert seen == ["a", "b", "unset"]
     with pytest.raises(RuntimeError):
         asyncio.get_running_loop()
 
@@ -390,7 +390,7 @@ def test_nothing_of_a_dead_process_can_be_started() -> None:
     assert ran == []
 
 
-def test_the_end_of_a_seed_is_silent(recwarn: pytest.WarningsRecorder) -> None:
+def test_the_end_of_a_run_is_silent(recwarn: pytest.WarningsRecorder) -> None:
     machine = Machine()
 
     async def stubborn() -> None:
@@ -434,7 +434,7 @@ def test_work_for_a_thread_runs_at_once_and_completes_later() -> None:
     assert THREAD_S[0] - 0.001 <= took <= THREAD_S[1] + 0.002
 
 
-def test_what_a_thread_raises_arrives_later_and_a_cancelled_wait_harms_nobody() -> None:
+def test_an_exception_in_a_thread_arrives_later_and_a_cancelled_wait_is_harmless() -> None:
     machine = Machine()
 
     def fail() -> None:
@@ -463,7 +463,7 @@ def test_what_a_thread_raises_arrives_later_and_a_cancelled_wait_harms_nobody() 
 
 
 def busy_run(seed: int) -> tuple[list[tuple[float, str]], int]:
-    """What tasks that race for a lock, with sleeps and threads between, do and when."""
+    """The actions and times of tasks that race for a lock, with sleeps and threads in between."""
     machine = Machine(seed, DRIFTING)
     seen: list[tuple[float, str]] = []
 

@@ -1,4 +1,4 @@
-"""The model of Redis, held against a real one by the same operations, frame by frame."""
+"""The model of Redis, compared with a real one: the same operations must give the same frames."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shoal.wire.commands import Command
 HARD_BYTES = 256 * 1024
 CLIENTS_MAX = 5
 STREAM_INFO = (b"length", b"last-generated-id")
-"""What the model tells about a stream; a server tells more."""
+"""The fields of XINFO STREAM that the model has; a server has more."""
 USERS = {
     "default": "on nopass ~* &* +@all",
     "reader": "on >r resetchannels &a* &t.? -@all +@connection +@pubsub -publish -pubsub",
@@ -109,7 +109,7 @@ ODD = st.sampled_from(
 
 
 def frames_of(data: bytes) -> list[Any]:
-    """What a client reads from what the model writes; nothing may be left over."""
+    """The frames in the model's output; nothing may be left over."""
     reader = Reader()
     reader.feed(data)
     frames = []
@@ -120,7 +120,7 @@ def frames_of(data: bytes) -> list[Any]:
 
 
 def shown(frame: Any) -> Any:
-    """A frame as something that can be compared; what differs between servers by nature is left out."""
+    """A frame in a comparable form, without the values that differ between servers."""
     if isinstance(frame, ReplyError):
         return "error", str(frame)
     if isinstance(frame, dict):
@@ -134,7 +134,7 @@ def shown(frame: Any) -> Any:
 
 
 def comparable(frames: list[Any], command: Command) -> list[Any]:
-    """Frames without the orders that hash tables of Redis decide."""
+    """Frames without the order of Redis's hash tables."""
     words = command[0].lower(), command[1].lower() if len(command) > 1 else b""
     result = [shown(frame) for frame in frames]
     if words == (b"xinfo", b"stream"):
@@ -153,7 +153,7 @@ def comparable(frames: list[Any], command: Command) -> list[Any]:
 
 
 class Both:
-    """The same connections to the model and to a real server; each step compares what each connection got."""
+    """The same connections to the model and to a real server; each step compares the frames of each connection."""
 
     def __init__(self, port: int, users: dict[str, str], hard_bytes: int = HARD_BYTES) -> None:
         self.port = port
@@ -171,7 +171,7 @@ class Both:
         self.compare(command, first=index)
 
     def compare(self, command: Command, first: int = 0) -> None:
-        """Read every connection, the one that acted first, so that what it asked for has happened."""
+        """Reads every connection, starting with the one that sent the command, so that the command has run."""
         order = self.pairs[first : first + 1] + self.pairs[:first] + self.pairs[first + 1 :]
         for client, real in order:
             ours = frames_of(self.model.take_output(client))
@@ -291,7 +291,7 @@ class ModelMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.both.pairs)
     @rule(channel=CHANNEL, size=st.sampled_from([1_000, 20_000, 100_000]), count=st.sampled_from([3, 20, 60]))
     def burst(self, channel: bytes, size: int, count: int) -> None:
-        """Many messages in one step of the server: it can write nothing meanwhile, as if nobody read."""
+        """Many messages in one step of the server: it writes nothing meanwhile, as if the clients did not read."""
         model = self.both.model
         copies = [self.copies(client, channel) for client, _ in self.both.pairs]
         if any(HARD_BYTES / 2 < each * size * count < HARD_BYTES * 2 + STATIC_BUFFER_BYTES for each in copies):
@@ -361,7 +361,7 @@ def test_two_connections_with_the_same_pattern_and_a_user_with_few_rights(server
         (
             1,
             (b"PSUBSCRIBE", b"ab*"),
-        ),  # narrower than what is allowed, and yet refused: rights compare literally
+        ),  # narrower than the allowed pattern, and yet refused: patterns are compared literally
         (1, (b"PSUBSCRIBE", b"t.1")),
         (1, (b"SUBSCRIBE", b"t.1", b"b")),
         (1, (b"SUBSCRIBE", b"t.1")),
@@ -446,7 +446,7 @@ def test_own_messages_come_after_the_reply_where_the_server_is_newer() -> None:
     assert frames_of(model.take_output(client))[1:] == [[b"subscribe", b"a", 1], 1, [b"message", b"a", b"1"], b"PONG"]
 
 
-def test_the_soft_limit_cuts_off_who_stays_above_it() -> None:
+def test_a_client_that_stays_above_the_soft_limit_is_disconnected() -> None:
     backlog = 0
     limit = BufferLimit(hard_bytes=0, soft_bytes=1000, soft_s=10.0)
     model = ModelRedis(RedisOptions(pubsub_limit=limit), "")

@@ -1,8 +1,8 @@
-"""The scenario `moves`: a seed replays exactly, seeds are clean, and the checkers see each rule of moves that is taken
-out of the cores.
+"""The scenario `moves`: a seed replays exactly, seeds are clean, and the checkers notice each rule of moves that is
+switched off.
 
-Which seed catches a broken rule may change with the scenario, so a few are searched: first those that are known to
-catch it, then from the beginning.
+Which seed catches a broken rule may change with the scenario, so several are tried: first those that are known to catch
+it, then from the first seed on.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 ONCE_FAILED = (190, 564, 1026, 1201, 1282, 1298, 1457, 1660, 1726, 1732, 1943)
-"""Seeds that showed a fault once: a Bye lost with a server that left the ring, a word of an agent that had just begun
-counted as a sign that the coordinator is down, a lapsed stream that went on too late, a plain subscriber that was owed
-what waited for a lease, foreign messages owed to one whom a server had cut off, a Stand that an agent forgot,
-publishers that nobody heard on a server that had joined, subscribers on a server that came back in the middle of a
-move, a Bye that came before the answer to its Hello, a lapsed lease taken with old news, a half-open connection between
-servers."""
+"""Seeds that failed once, because of: a Bye lost with a server that left the ring; the heartbeat of an agent that had
+just started, taken as a sign that the coordinator is down; a lapsed stream that resumed too late; a plain subscriber
+that was owed messages that waited for a lease; foreign messages owed to a subscriber that a server had disconnected; a
+Subscribed that an agent forgot; publishers that were not heard on a server that had joined; subscribers on a server
+that came back in the middle of a move; a Bye before the answer to its Hello; a lapsed lease taken with an old state; a
+half-open connection between servers."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
     "forward_old_to_new": (5, 9),
@@ -54,7 +54,7 @@ KINDS: dict[str, set[str]] = {
     "handshake": {"early", "lost"},
     "lease": {"split"},
 }
-"""As what the checkers see it, where that is not simply a loss."""
+"""The violations that a broken rule causes, where that is not a loss."""
 
 
 def kinds(outcome: Outcome) -> set[str]:
@@ -62,7 +62,7 @@ def kinds(outcome: Outcome) -> set[str]:
 
 
 def everything(seed: int) -> tuple[object, ...]:
-    """A run down to each item that each application was handed, and when, and each entry."""
+    """Everything of a run: each item that an application received, and when, and each entry."""
     run = MovesRun(seed, trace=True)
     outcome = run.execute()
     history = run.history
@@ -80,24 +80,24 @@ def test_a_seed_is_clean(seed: int) -> None:
     verdict = outcome.verdict
     assert verdict.violations == []
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
-    assert outcome.exercised["move"] > 0, "something really moved"
-    assert verdict.deliveries > 0, "something was really said"
+    assert outcome.exercised["move"] > 0, "channels moved"
+    assert verdict.deliveries > 0, "messages were delivered"
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_a_broken_rule_is_caught(name: str) -> None:
     seeds = chain(CATCHING.get(name, ()), range(SEARCH_SEEDS_MAX))
     caught = next((outcome for seed in seeds if (outcome := run_seed(seed, without(name))).verdict.violations), None)
-    assert caught is not None, f"without the rule {name} nothing was seen to go wrong"
+    assert caught is not None, f"no seed noticed that the rule {name} is off"
     assert kinds(caught) & KINDS.get(name, {"lost"})
-    assert run_seed(caught.seed).verdict.violations == [], "it is the rule that makes the difference"
+    assert run_seed(caught.seed).verdict.violations == [], "with the rule on, the seed is clean"
 
 
 def test_every_rule_is_broken_by_some_scenario() -> None:
     assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS, *recording.BREAKS} == {*declared()}
 
 
-def test_a_protocol_breaks_only_rules_that_there_are() -> None:
+def test_a_protocol_breaks_only_rules_that_exist() -> None:
     for protocol in PROTOCOLS.values():
         assert len(set(protocol.breaks)) == len(protocol.breaks)
         for name in protocol.breaks:

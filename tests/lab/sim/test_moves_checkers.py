@@ -1,5 +1,5 @@
-"""What the scenario `moves` owes to plain subscribers, and of what plain clients publish, and from when on it owes
-nothing any more."""
+"""Which messages the scenario `moves` owes to plain subscribers, which messages of plain clients it owes to others, and
+when they are no longer owed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANNEL = "c.0"
 
 
 def lost(*, lapses: bool, called_at: float, confirmed_at: float | None, first_fault_at: float | None = None) -> int:
-    """How many messages a plain subscriber misses by the checker, that never heard the only one there was."""
+    """The losses that the checker counts for a plain subscriber that never got the only message."""
     run = MovesRun(0)
     run.shape = dataclasses.replace(run.shape, lapses=lapses)
     run.network.node("plain")
@@ -36,35 +36,35 @@ def lost(*, lapses: bool, called_at: float, confirmed_at: float | None, first_fa
 
 
 @pytest.mark.parametrize("lapses", [False, True])
-def test_what_was_confirmed_long_before_trouble_is_owed(lapses: bool) -> None:
+def test_messages_confirmed_long_before_a_fault_are_owed(lapses: bool) -> None:
     assert lost(lapses=lapses, called_at=2.0, confirmed_at=2.1) == 1
 
 
 @pytest.mark.parametrize("confirmed_at", [None, TROUBLE_AT + 1.0])
-def test_what_waits_is_owed_where_no_lease_lapses(confirmed_at: float | None) -> None:
-    """Nothing may hold it up for so long."""
+def test_unconfirmed_messages_are_owed_if_no_lease_lapses(confirmed_at: float | None) -> None:
+    """Without lapses nothing may delay a message for that long."""
     assert lost(lapses=False, called_at=2.0, confirmed_at=confirmed_at) == 1
 
 
 @pytest.mark.parametrize("confirmed_at", [None, TROUBLE_AT - BEFORE_TROUBLE_S + 0.1, TROUBLE_AT + 1.0])
-def test_what_waited_for_a_lease_until_there_was_trouble_is_not_owed(confirmed_at: float | None) -> None:
+def test_messages_that_waited_for_a_lease_until_a_fault_are_not_owed(confirmed_at: float | None) -> None:
     assert lost(lapses=True, called_at=2.0, confirmed_at=confirmed_at) == 0
 
 
-def test_what_waited_until_faults_began_is_not_owed() -> None:
-    """A burst on a jammed link takes that long."""
+def test_messages_that_waited_until_faults_began_are_not_owed() -> None:
+    """A burst on a congested link takes that long."""
     facts = {"called_at": 2.0, "first_fault_at": TROUBLE_AT}
     assert lost(lapses=False, confirmed_at=TROUBLE_AT + 1.0, **facts) == 0
     assert lost(lapses=False, confirmed_at=TROUBLE_AT - 1.0, **facts) == 1
     assert lost(lapses=False, confirmed_at=None, **facts) == 1
 
 
-def test_what_was_published_in_trouble_is_not_owed() -> None:
+def test_messages_published_after_a_fault_are_not_owed() -> None:
     assert lost(lapses=False, called_at=TROUBLE_AT + 1.0, confirmed_at=TROUBLE_AT + 1.1) == 0
 
 
 def foreign_lost(cut_off_at: float | None) -> int:
-    """How many foreign messages a subscriber misses that never got the only one there was, at 5.0."""
+    """The losses that the checker counts for a subscriber that never got the only foreign message, published at 5.0."""
     run = MovesRun(0)
     run.history.unwatched = [Interval("s1", TROUBLE_AT)]
     run.history.subscribers = [SubscriberRecord(CHANNEL, False, 7, 1.0, in_force_at=2.0)]
@@ -80,7 +80,7 @@ def test_foreign_messages_are_owed_to_a_subscriber() -> None:
     assert foreign_lost(None) == 1
 
 
-def test_they_are_not_owed_to_one_that_its_server_has_cut_off() -> None:
-    """Redis drops the output buffer with the connection, and nobody can tell what of it was foreign."""
+def test_foreign_messages_are_not_owed_to_a_subscriber_that_was_disconnected() -> None:
+    """Redis drops the output buffer with the connection, and foreign messages in it have no numbers."""
     assert foreign_lost(6.0) == 0
-    assert foreign_lost(TROUBLE_AT + 1.0) == 1, "it had all the time to arrive before"
+    assert foreign_lost(TROUBLE_AT + 1.0) == 1, "it had enough time to arrive before"

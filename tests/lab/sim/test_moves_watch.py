@@ -1,4 +1,4 @@
-"""What the scenario `moves` counts: each kind of move, each phase, what meets what."""
+"""The counters of the scenario `moves`: kinds of moves, phases, overlaps, deaths."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_move_counts_its_phases_and_its_pair() -> None:
     assert not seen["second move before the end of the first"]
 
 
-def test_a_new_revision_of_a_phase_is_no_new_phase() -> None:
+def test_a_new_revision_of_a_phase_is_not_a_new_phase() -> None:
     watch = watched(*WHOLE[:4], entry(Phase.NARROW, HOME, BOTH, revision=10))
     assert watch.seen["phase narrow"] == 1
     assert watch.written_at[C] == 3.0
@@ -53,7 +53,7 @@ def test_a_move_that_is_given_up_is_an_abort() -> None:
     assert not seen["single -> all_subscribers"]
 
 
-def test_a_second_move_before_the_end_of_the_first_is_no_abort() -> None:
+def test_a_second_move_before_the_end_of_the_first_is_not_an_abort() -> None:
     second = entry(Phase.PREPARE, HOME, BOTH, FAR, revision=7, publish=1)
     seen = watched(*WHOLE[:2], second).seen
     assert (seen["move"], seen["second move before the end of the first"], seen["abort"]) == (2, 1, 0)
@@ -72,7 +72,7 @@ def test_moves_of_two_channels_overlap_only_when_both_are_under_way() -> None:
     assert watched(*WHOLE[:3], other(10)).seen["overlapping moves"] == 1
 
 
-def test_deaths_count_in_the_phases_that_they_concern() -> None:
+def test_deaths_count_in_the_phases_of_the_moves_that_involve_them() -> None:
     watch = watched(*WHOLE[:2])
     watch.died("agent", "s2")
     watch.died("agent", "s4")

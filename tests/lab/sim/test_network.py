@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.lab.sim import Endpoint, FaultOptions, Faults, Network, World
+from shoal.lab.sim import FaultOptions, Faults, LinkEnd, Network, World
 
 CALM = FaultOptions(tcp_timeout_s=5.0, connect_timeout_s=3.0)
 NUMBER_BYTES = 4
@@ -22,26 +22,26 @@ class Peer:
 
     def __init__(self, echo: bool = False) -> None:
         self.echo = echo
-        self.end: Endpoint | None = None
+        self.end: LinkEnd | None = None
         self.data = b""
         self.losses: list[str] = []
         self.failures: list[str] = []
 
-    def connected(self, end: Endpoint) -> None:
+    def connected(self, end: LinkEnd) -> None:
         self.end = end
 
     def failed(self, reason: str) -> None:
         self.failures.append(reason)
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         self.data += data
         if self.echo:
             end.send(data)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.losses.append(reason)
 
-    def accept(self, end: Endpoint) -> Peer:
+    def accept(self, end: LinkEnd) -> Peer:
         self.end = end
         return self
 
@@ -60,12 +60,12 @@ class Pair:
         self.world.run(1.0)
 
     @property
-    def near(self) -> Endpoint:
+    def near(self) -> LinkEnd:
         assert self.client.end is not None
         return self.client.end
 
     @property
-    def far(self) -> Endpoint:
+    def far(self) -> LinkEnd:
         assert self.server.end is not None
         return self.server.end
 
@@ -74,7 +74,7 @@ class Pair:
 
 
 def counted(count: int) -> bytes:
-    """The numbers from 0, each in `NUMBER_BYTES`, as a stream in which every cut shows."""
+    """The numbers from 0, each in `NUMBER_BYTES`, so that every cut in the stream shows."""
     return b"".join(map(number_bytes, range(count)))
 
 
@@ -82,7 +82,7 @@ def number_bytes(number: int) -> bytes:
     return b"%04d" % number
 
 
-def test_what_is_sent_arrives_in_order_and_a_close_after_it() -> None:
+def test_bytes_arrive_in_order_and_then_the_close() -> None:
     pair = Pair(options=replace(CALM, split_probability=0.5, delay_s=(0.0, 0.1), window_bytes=40))
     for number in range(200):
         pair.near.send(number_bytes(number))
@@ -95,7 +95,7 @@ def test_what_is_sent_arrives_in_order_and_a_close_after_it() -> None:
     assert pair.network.ends() == []
 
 
-def test_nobody_listens() -> None:
+def test_connecting_without_a_listener_is_refused() -> None:
     pair = Pair()
     stranger = Peer()
     pair.network.node("quiet")
@@ -176,7 +176,7 @@ def test_resets_cut_at_any_byte_also_inside_one_write() -> None:
     assert lengths == {0, 1, 2, 3, 4, 5}
 
 
-def test_what_was_written_at_once_may_arrive_in_parts() -> None:
+def test_a_single_write_may_arrive_in_parts() -> None:
     firsts = set()
     for seed in range(60):
         pair = Pair(seed, replace(CALM, split_probability=1.0, delay_s=(0.01, 0.01)))
@@ -190,7 +190,7 @@ def test_what_was_written_at_once_may_arrive_in_parts() -> None:
 
 
 def test_a_sender_with_much_to_send_waits_for_a_good_part_of_the_window() -> None:
-    """Small reads must not make for small segments ever after."""
+    """Small reads must not lead to small segments."""
     pair = Pair(options=replace(CALM, window_bytes=400, split_probability=1.0))
     data = counted(1000)
     unsent = [len(data)]
@@ -237,7 +237,7 @@ def test_a_short_partition_stalls_and_a_long_one_times_out_the_sender_only() -> 
     assert pair.server.losses == []
     partition.heal()
     pair.run_for(100.0)
-    assert pair.server.losses == [], "half-open: it has not tried to say anything"
+    assert pair.server.losses == [], "half-open: it has not tried to send anything"
     pair.far.send(b"anybody there?")
     pair.run_for(1.0)
     assert pair.server.losses == ["reset"]
@@ -254,7 +254,7 @@ def test_a_reset_on_its_way_arrives_though_the_sender_gives_up() -> None:
     assert pair.client.losses == ["timeout"]
     partition.heal()
     pair.run_for(1.0)
-    assert pair.server.losses == ["reset"], "or it would hold a connection for ever that nobody has"
+    assert pair.server.losses == ["reset"], "otherwise it would stay half-open for ever"
 
 
 def test_in_a_one_way_partition_data_arrives_but_acknowledgements_do_not() -> None:
@@ -267,7 +267,7 @@ def test_in_a_one_way_partition_data_arrives_but_acknowledgements_do_not() -> No
     assert pair.client.losses == ["timeout"]
 
 
-def test_a_process_that_dies_resets_its_peers_and_one_without_power_says_nothing() -> None:
+def test_a_process_that_dies_resets_its_peers_and_a_power_failure_does_not() -> None:
     pair = Pair()
     pair.server_node.crash()
     pair.run_for(1.0)
@@ -284,7 +284,7 @@ def test_a_process_that_dies_resets_its_peers_and_one_without_power_says_nothing
     assert pair.client.losses == ["timeout"]
 
 
-def test_a_restarted_machine_resets_who_still_talks_to_the_dead_process() -> None:
+def test_a_restarted_machine_resets_connections_to_the_dead_process() -> None:
     pair = Pair()
     pair.server_node.crash(power=True)
     pair.near.send(b"1")
@@ -295,7 +295,7 @@ def test_a_restarted_machine_resets_who_still_talks_to_the_dead_process() -> Non
     assert pair.server.data == b""
 
 
-def test_a_paused_process_gets_everything_when_it_goes_on() -> None:
+def test_a_paused_process_gets_everything_when_it_resumes() -> None:
     pair = Pair(options=replace(CALM, window_bytes=30))
     pair.server_node.pause()
     pair.near.send(counted(50))
@@ -316,13 +316,13 @@ def test_a_paused_process_writes_nothing_of_its_own_buffer() -> None:
     unsent = pair.near.unsent_bytes
     pair.run_for(5.0)
     assert pair.near.unsent_bytes == unsent > 0
-    assert 0 < len(pair.server.data) < len(counted(50)), "what the kernel had arrives"
+    assert 0 < len(pair.server.data) < len(counted(50)), "the bytes in the kernel arrive"
     pair.client_node.resume()
     pair.run_for(5.0)
     assert pair.server.data == counted(50)
 
 
-def test_a_paused_process_accepts_when_it_goes_on() -> None:
+def test_a_paused_process_accepts_when_it_resumes() -> None:
     pair = Pair()
     pair.server_node.pause()
     other = Peer()
@@ -339,7 +339,7 @@ def test_a_paused_process_accepts_when_it_goes_on() -> None:
     assert pair.server.data == b"hello"
 
 
-def test_who_does_not_read_makes_the_peers_buffer_grow() -> None:
+def test_without_reading_the_peers_buffer_grows() -> None:
     pair = Pair(options=replace(CALM, window_bytes=32))
     pair.near.pause_reading()
     for number in range(20):
@@ -350,7 +350,7 @@ def test_who_does_not_read_makes_the_peers_buffer_grow() -> None:
     pair.far.close(flush=False)
     pair.near.resume_reading()
     pair.run_for(1.0)
-    assert pair.client.data == counted(20)[:32], "what fitted into the window, to the byte"
+    assert pair.client.data == counted(20)[:32], "exactly the bytes that fitted into the window"
     assert pair.network.stats["bytes_lost"] == len(counted(20)) - 32
     assert pair.client.losses == ["closed"]
 
@@ -416,11 +416,11 @@ class Chatter(Peer):
         self.end = None
         self.network.connect(self.node, "server", self)
 
-    def connected(self, end: Endpoint) -> None:
+    def connected(self, end: LinkEnd) -> None:
         self.end = end
         self.talk(end)
 
-    def talk(self, end: Endpoint) -> None:
+    def talk(self, end: LinkEnd) -> None:
         if end.open:
             end.send(number_bytes(self.next))
             self.next += 1
@@ -429,7 +429,7 @@ class Chatter(Peer):
     def failed(self, reason: str) -> None:
         self.node.after(0.5, self.start)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.network.world.note("lost", self.node.name, reason)
         self.node.after(0.1, self.start)
 
@@ -444,16 +444,16 @@ class CountingServer:
         self.start()
 
     def start(self) -> None:
-        self.counts: dict[Endpoint, int] = {}
-        self.parts: dict[Endpoint, bytes] = {}
+        self.counts: dict[LinkEnd, int] = {}
+        self.parts: dict[LinkEnd, bytes] = {}
         self.network.listen(self.node, self.accept)
 
-    def accept(self, end: Endpoint) -> CountingServer:
+    def accept(self, end: LinkEnd) -> CountingServer:
         self.counts[end] = 0
         self.parts[end] = b""
         return self
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         stream = self.parts[end] + data
         while len(stream) >= NUMBER_BYTES:
             assert stream.startswith(number_bytes(self.counts[end]))
@@ -462,7 +462,7 @@ class CountingServer:
         self.parts[end] = stream
         self.network.world.note("received", end.peer.node.name, data)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.network.world.note("server lost", end.peer.node.name, reason)
 
 

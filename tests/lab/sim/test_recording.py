@@ -1,5 +1,5 @@
-"""The scenario `recording`: seeds are clean, a seed replays exactly, and the checker sees each rule of recording that
-is taken out of the core."""
+"""The scenario `recording`: seeds are clean, a seed replays exactly, and the checker notices each rule of recording
+that is switched off."""
 
 from __future__ import annotations
 
@@ -42,4 +42,4 @@ def test_a_broken_rule_is_seen(rule: str) -> None:
         violations = run_seed(seed, without(rule)).verdict.violations
         if any(violation.startswith(KINDS[rule]) for violation in violations):
             return
-    pytest.fail(f"no seed has noticed that {rule} was missing")
+    pytest.fail(f"no seed noticed that the rule {rule} is off")

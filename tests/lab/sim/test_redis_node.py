@@ -6,13 +6,13 @@ from typing import Any
 
 from hiredis import PushNotification
 
-from shoal.lab.sim import BufferLimit, Endpoint, FaultOptions, Network, RedisNode, RedisOptions, World
+from shoal.lab.sim import BufferLimit, FaultOptions, LinkEnd, Network, RedisNode, RedisOptions, World
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.wire.commands import encode_commands
 
 
 class Caller:
-    """A client that sends what it is told and keeps the frames that come."""
+    """A client that sends the given commands and keeps the frames that it gets."""
 
     def __init__(self, network: Network, name: str, *commands: tuple[bytes, ...]) -> None:
         self.node = network.node(name)
@@ -26,7 +26,7 @@ class Caller:
     def dial(self) -> None:
         self.network.connect(self.node, "redis", self)
 
-    def connected(self, end: Endpoint) -> None:
+    def connected(self, end: LinkEnd) -> None:
         self.end = end
         self.reader = CommandReader()
         end.send(encode_commands([(b"HELLO", b"3"), *self.commands]))
@@ -34,10 +34,10 @@ class Caller:
     def failed(self, reason: str) -> None:
         self.failures.append(reason)
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         self.frames += self.reader.read(data)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.losses.append(reason)
 
 
@@ -74,7 +74,7 @@ def test_commands_are_read_from_any_pieces() -> None:
     assert caller.frames[1:] == [b"OK"] * 30 + [value for _, _, value in commands]
 
 
-def test_who_leaves_is_not_counted_any_more() -> None:
+def test_a_client_that_left_is_no_longer_counted() -> None:
     world, network, redis = make()
     subscriber = Caller(network, "s", (b"SUBSCRIBE", b"a"))
     world.run(1.0)
@@ -88,7 +88,7 @@ def test_who_leaves_is_not_counted_any_more() -> None:
     assert redis.model.clients == {}
 
 
-def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> None:
+def test_a_slow_reader_is_disconnected_and_the_bytes_in_the_kernel_still_arrive() -> None:
     world, network, redis = make(BufferLimit(hard_bytes=20_000, soft_bytes=0, soft_s=0))
     slow = Caller(network, "slow", (b"SUBSCRIBE", b"a"))
     quick = Caller(network, "quick", (b"SUBSCRIBE", b"a"))
@@ -111,7 +111,7 @@ def test_a_slow_reader_is_cut_off_and_what_the_kernel_had_still_arrives() -> Non
     assert len(quick.frames) - 2 == 100
 
 
-def test_who_stays_above_the_soft_limit_is_cut_off_by_the_servers_timer() -> None:
+def test_the_servers_timer_disconnects_a_client_that_stays_above_the_soft_limit() -> None:
     world, network, redis = make(BufferLimit(hard_bytes=0, soft_bytes=1000, soft_s=5.0))
     slow = Caller(network, "slow", (b"SUBSCRIBE", b"a"))
     world.run(1.0)
@@ -123,7 +123,7 @@ def test_who_stays_above_the_soft_limit_is_cut_off_by_the_servers_timer() -> Non
     assert redis.model.cut_off == 1
 
 
-def test_a_crash_loses_everything_and_a_restart_is_another_life() -> None:
+def test_a_crash_loses_everything_and_a_restart_has_a_new_run_id() -> None:
     world, network, redis = make()
     client = Caller(network, "c", (b"SUBSCRIBE", b"a"), (b"SET", b"k", b"v"), (b"INFO", b"server"))
     world.run(1.0)

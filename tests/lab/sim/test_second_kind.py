@@ -1,9 +1,9 @@
-"""A second kind of unit is measured, planned, moved and simulated by what ships, without a change to it.
+"""A second kind of unit is measured, planned, moved and simulated by shipped code, without any change to it.
 
 Shelves write what their lamps use to the telemetry stream of a server. The shipped leader reads it, folds it, asks the
 planner of lamps (`tests.support.lamp_kind`), writes the proposal down and carries it out by the lamps' table of steps,
-while leaders, shelves, the server, its agent and the coordinator fail. The promises: a lamp always stands on a shelf;
-in the end no fuse is overloaded, every lamp stands where its entry says, and each decision can be replayed.
+while leaders, shelves, the server, its agent and the coordinator fail. The promises: a lamp is always on a shelf; at
+the end no fuse is overloaded, every lamp is where its entry says, and each decision can be replayed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class LampRun(Scenario):
         self.lit: dict[bytes, tuple[float, int]] = {}
         """How bright each lamp is: the part of a second for which it is lit, and its flashes a second."""
         self.stands: dict[bytes, set[str]] = {}
-        """The shelves that hold each lamp: what is true, whatever processes believe."""
+        """The shelves that really hold each lamp, whatever the processes know."""
         self.broken: list[tuple[str, str]] = []
         super().__init__(seed)
 
@@ -140,7 +140,7 @@ class LampRun(Scenario):
         assert (kind, count, site) == (SHELF.name, 1, "attic")
         if self.world.rng("provider").random() < 0.3 or len(self.shelves) == SHELVES_MAX:
             self.exercised["shelf refused"] += 1
-            raise ClusterError("no shelf is to be had")
+            raise ClusterError("no shelf is available")
         self.exercised["shelf added"] += 1
         shelf = f"shelf-{len(self.shelves)}"
         self.shelves.append(shelf)
@@ -153,12 +153,12 @@ class LampRun(Scenario):
     # The audit log (`shoal.leader.balancer_shell.Audit`)
 
     def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
-        """Each decision can be made again, from its bytes alone."""
+        """Checks that each decision can be replayed from its bytes alone."""
         record = decode_record(encode_record(record))
         for change in proposal_of(record).changes:
             self.exercised[f"{change.reason} decided"] += 1
         if replay(record, REGISTRY).encode() != record.proposal:
-            self.broken.append(("replay", f"{record.digest[:12]} is another decision when it is replayed"))
+            self.broken.append(("replay", f"{record.digest[:12]} gives another decision when it is replayed"))
 
     def write_outcome(self, outcome: Outcome) -> None:
         self.exercised[f"plan {outcome.state}"] += 1
@@ -257,7 +257,7 @@ class LampRun(Scenario):
         return sum(self.watts(lamp) for lamp in LAMPS if shelf in self.stands[lamp])
 
     def quiet(self) -> bool:
-        """No move is asked for, and no fuse is overloaded; or there is nothing more to wait for."""
+        """Whether no move is requested and no fuse is overloaded, or there is nothing more to wait for."""
         asked = self.coordinator.store.list(keys.moves_prefix(LAMP.name))
         return bool(self.broken) or (not asked and not self.judge().violations)
 
@@ -272,7 +272,7 @@ class LampRun(Scenario):
             assert stored is not None
             entry = self.verifier.line(stored.value, LampEntry)
             if entry.is_moving or self.stands[lamp] != {entry.shelf}:
-                verdict.violate("unsettled", f"{lamp.decode()} stands on {sorted(self.stands[lamp])}: {entry}")
+                verdict.violate("unsettled", f"{lamp.decode()} is on {sorted(self.stands[lamp])}: {entry}")
         for shelf in self.shelves:
             if self.used(shelf) > FUSE_WATTS:
                 verdict.violate("overload", f"{shelf} uses {self.used(shelf):.0f} W")

@@ -1,5 +1,5 @@
-"""Rules that live in the shipped shells and that no checker sees, because they cost time and break no promise: the
-shells run on a simulated world, as they ship."""
+"""Rules of the shipped shells that no checker tests, because breaking them costs time and breaks no promise. The shells
+run unchanged in a simulated world."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shoal.coordination.interface import Lease
 from shoal.lab.sim.models.coordinator import ModelClient, ModelCoordinator
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.world.fault_options import FaultOptions
-from shoal.lab.sim.world.link import Endpoint, directions
+from shoal.lab.sim.world.link import LinkEnd, directions
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, FIRST_SECOND, Process, Processes
@@ -49,11 +49,11 @@ SERVER = "s1"
 LIMITS = Limits()
 LEASE_S = LIMITS.server_lease_s
 NEVER_S = 10_000.0
-"""TCP gives a silent connection up after this time: none of these tests waits so long."""
+"""TCP gives up a silent connection after this time. None of these tests waits that long."""
 
 
 class Connections:
-    """Sees when the connections of an agent end (a `transport.Tap`)."""
+    """Notes when the connections of an agent end (a `transport.Tap`)."""
 
     def __init__(self, world: World) -> None:
         self._world = world
@@ -63,7 +63,7 @@ class Connections:
         """Nothing to note."""
 
     def ended(self, peer: str) -> None:
-        """A connection is gone."""
+        """A connection has ended."""
         self.ended_at.append(self._world.now)
 
 
@@ -81,7 +81,7 @@ class Cluster:
         self._look()
 
     def start_leader(self) -> None:
-        """Starts a ring keeper and mover."""
+        """Starts a ring keeper and conductor."""
         leader = self.processes.new(self.network.node("leader"))
         leader.begin(self._lead(leader))
 
@@ -91,7 +91,7 @@ class Cluster:
             await Leader(coordinator, signer, LIMITS, DEFAULT_TIMING, [SERVER], "leader").run()
 
     def start_agent(self, node: Node, site: str = "") -> Connections:
-        """Starts the shipped agent on a node; returns what is seen of its connections."""
+        """Starts the shipped agent on a node; returns the observer of its connections."""
         seen = Connections(self.world)
         process = self.processes.new(node, tap=seen)
         options = AgentOptions(address=ServerAddress(SERVER, SERVER, 1, site), url=COORDINATOR_URL, limits=LIMITS)
@@ -109,7 +109,7 @@ class Cluster:
             self.holders.append(lease.holder)
         self.world.after(0.01, self._look)
 
-    def end_at_server(self, node: Node) -> Endpoint:
+    def end_at_server(self, node: Node) -> LinkEnd:
         """The agent's end of its connection to the server."""
         (end,) = (end for end in self.network.ends(node.name) if directions(end)[0].dst.node is self.server.node)
         return end
@@ -129,8 +129,8 @@ def led(cluster: Cluster) -> Cluster:
 
 
 def test_of_two_agents_for_one_server_the_newer_one_keeps_the_lease(led: Cluster) -> None:
-    """An agent takes a lease over once, when it starts. If it did so whenever it lost one, an agent that was replaced
-    while it hung would take the lease back, and the two would go on like this for ever."""
+    """An agent takes over a lease once, when it starts. If it did so whenever it lost one, an agent that was replaced
+    while it hung would take the lease back, and the two would alternate for ever."""
     older, newer = led.network.node("older"), led.network.node("newer")
     led.start_agent(older)
     led.run(5.0)
@@ -155,9 +155,9 @@ def test_an_agent_that_was_replaced_takes_a_lease_that_is_free(led: Cluster) -> 
     assert first == last
 
 
-def test_a_silent_connection_is_kept_for_three_leases_and_then_made_anew(led: Cluster) -> None:
+def test_a_silent_connection_is_kept_for_three_leases_and_then_replaced(led: Cluster) -> None:
     """A server that is silent for a lease or two is slow: a new connection would cost a resync with every client. After
-    three leases the connection is taken for half open."""
+    three leases the connection counts as half open."""
     node = led.network.node("agent")
     seen = led.start_agent(node)
     led.run(5.0)
@@ -170,11 +170,11 @@ def test_a_silent_connection_is_kept_for_three_leases_and_then_made_anew(led: Cl
     (ended_at,) = seen.ended_at
     assert abs(ended_at - silent_at - SILENT_LEASES_MAX * LEASE_S) < LEASE_S
     lease = led.coordinator.store.lease_of(f"servers/{SERVER}")
-    assert lease is not None, "on its new connection the agent vouches for the server again"
+    assert lease is not None, "on its new connection the agent renews the server's lease again"
 
 
 class StoppingClient(ModelClient):
-    """Stops its process when the ring is about to be written; the write goes out when the process runs again."""
+    """Pauses its process when the ring is about to be written; the write is sent when the process resumes."""
 
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """See `Coordinator.put`."""
@@ -185,7 +185,7 @@ class StoppingClient(ModelClient):
 
 
 def start_keeper(cluster: Cluster, rules: Rules) -> Node:
-    """Starts a ring keeper without anything else of a leader."""
+    """Starts a ring keeper without the other parts of a leader."""
     process = cluster.processes.new(cluster.network.node("keeper"))
 
     async def keep() -> None:
@@ -205,7 +205,7 @@ def test_the_ring_of_a_keeper_that_has_lost_its_lease_is_refused(
     cluster: Cluster, rules: Rules, is_written: bool
 ) -> None:
     """The keeper stops between its decision and its write for longer than its lease. The standby that leads by then has
-    not written a ring yet, so only the fence tells that the write is late."""
+    not written a ring yet, so only the fence shows that the write is late."""
     store = cluster.coordinator.store
     cluster.start_agent(cluster.network.node("agent"))
     keeper = start_keeper(cluster, rules)
@@ -239,7 +239,7 @@ class Balance:
         self.leads = True
         self.reports = True
         self.decisions: list[tuple[float, float]] = []
-        """When each decision was made, and when the window ended that it goes by."""
+        """When each decision was made, and when its window ended."""
         self._lease: Lease | None = None
         self._servers = (cluster.server, RedisNode(cluster.network, "s2"))
         self._ring = Ring(1, tuple(ServerAddress(server.node.name, server.node.name, 1) for server in self._servers))
@@ -268,7 +268,7 @@ class Balance:
             await balancing.run()
 
     def _lead(self) -> None:
-        """Keeps the lease while it leads, and never otherwise; each time in the lead has a token of its own."""
+        """Holds the lease only while it leads; each lead has its own token."""
         if not self.leads:
             self._lease = None
         elif self._lease is None:
@@ -294,10 +294,8 @@ class Balance:
 
 
 @pytest.mark.parametrize("lost_at", [9.5, 10.0])
-def test_a_balancer_that_leads_again_goes_by_no_load_of_its_last_time_in_the_lead(
-    cluster: Cluster, lost_at: float
-) -> None:
-    """What it has folded by then (9.5) and what it has read and not yet folded (10.0) is forgotten."""
+def test_a_balancer_that_leads_again_uses_no_load_of_its_last_lead(cluster: Cluster, lost_at: float) -> None:
+    """It drops the load that it has folded by then (9.5) and the records that it has read and not folded (10.0)."""
     balance = Balance(cluster)
     cluster.world.at(lost_at, setattr, balance, "leads", False)
     cluster.run(20.0)

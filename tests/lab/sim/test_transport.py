@@ -1,4 +1,4 @@
-"""The shipped connection on simulated links: what a socket would do to it, a simulated link does."""
+"""The shipped connection on simulated links, which behave like sockets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import hiredis
 import pytest
 
 from shoal.errors import ConnectError
-from shoal.lab.sim import BufferLimit, Endpoint, FaultOptions, ModelCoordinator, Network, RedisNode, RedisOptions, World
+from shoal.lab.sim import BufferLimit, FaultOptions, LinkEnd, ModelCoordinator, Network, RedisNode, RedisOptions, World
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.lab.sim.world.transport import SimTransport
 from shoal.wire.connection import Connection
@@ -20,7 +20,7 @@ CALM = FaultOptions(tcp_timeout_s=5.0, connect_timeout_s=3.0)
 
 
 class Wiretap:
-    """Sees what a process writes and which connections it has ended."""
+    """Notes what a process writes and which of its connections have ended."""
 
     def __init__(self) -> None:
         self.written: dict[str, bytes] = {}
@@ -34,7 +34,7 @@ class Wiretap:
 
 
 class Inbox:
-    """A receiver that keeps everything, of frames or of bytes."""
+    """A receiver that keeps all frames or bytes."""
 
     def __init__(self) -> None:
         self.frames: list[Any] = []
@@ -58,25 +58,25 @@ class Inbox:
 
 
 class Deaf:
-    """A server that accepts connections and says nothing; `reads` is whether it reads."""
+    """A server that accepts connections and sends nothing; `reads` is whether it reads."""
 
     def __init__(self, network: Network, name: str, *, reads: bool = True) -> None:
-        self.ends: list[Endpoint] = []
+        self.ends: list[LinkEnd] = []
         self.data = b""
         self.losses: list[str] = []
         self._reads = reads
         network.listen(network.node(name), self._accept)
 
-    def _accept(self, end: Endpoint) -> Deaf:
+    def _accept(self, end: LinkEnd) -> Deaf:
         self.ends.append(end)
         if not self._reads:
             end.pause_reading()
         return self
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         self.data += data
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.losses.append(reason)
 
 
@@ -115,7 +115,7 @@ class Site:
         return results[0]
 
     @property
-    def end(self) -> Endpoint:
+    def end(self) -> LinkEnd:
         """The client's end of its only connection."""
         (end,) = self.network.ends("client")
         return end
@@ -221,7 +221,7 @@ def test_a_machine_without_power_does_not_answer_in_time() -> None:
     assert site.result_of(patient(), 10.0) == pytest.approx(CALM.connect_timeout_s, abs=0.1), "the kernel gives up"
 
 
-def test_a_server_that_says_nothing_is_left() -> None:
+def test_a_server_that_sends_nothing_is_given_up() -> None:
     site = Site()
     deaf = Deaf(site.network, "deaf")
 
@@ -251,7 +251,7 @@ def test_an_attempt_that_is_cancelled_leaves_nothing_behind() -> None:
 
 
 def test_a_reset_in_the_middle_of_a_reply_fails_the_request() -> None:
-    """Bytes of the reply have come, the rest never does."""
+    """A part of the reply has arrived; the rest never does."""
     cuts = set()
     for seed in range(30):
         site = Site(seed=seed)
@@ -303,7 +303,7 @@ def test_a_server_that_closes_is_noticed_at_once() -> None:
     assert site.tap.over == ["redis"]
 
 
-def test_a_partition_times_out_who_waits_for_an_acknowledgement() -> None:
+def test_a_partition_times_out_an_end_that_waits_for_an_acknowledgement() -> None:
     site = Site()
     inbox = Inbox()
 
@@ -344,7 +344,7 @@ def test_close_sends_what_is_pending_and_abort_does_not_wait() -> None:
     deaf = Deaf(site.network, "deaf", reads=False)
 
     class Writer(asyncio.Protocol):
-        """Writes at once, more than fits."""
+        """Immediately writes more than fits into the window."""
 
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             assert isinstance(transport, SimTransport)
@@ -376,7 +376,7 @@ def test_close_sends_what_is_pending_and_abort_does_not_wait() -> None:
         end.resume_reading()
     site.run_for(2.0)
     assert deaf.data[:1000] == b"x" * 1000
-    assert len(deaf.data) <= 1100, "of what was aborted, at most what fitted into the window"
+    assert len(deaf.data) <= 1100, "after an abort, at most the bytes that fitted into the window"
     assert b"vanishes" not in deaf.data
     assert sorted(deaf.losses) == ["closed", "reset"]
     assert site.tap.over == ["deaf", "deaf"]
@@ -385,7 +385,7 @@ def test_close_sends_what_is_pending_and_abort_does_not_wait() -> None:
 # -- reading and writing at a pace ------------------------------------------------------------------------------------
 
 
-def test_a_full_connection_is_told_to_pause_writing_and_when_to_go_on() -> None:
+def test_a_full_connection_is_told_to_pause_and_to_resume_writing() -> None:
     site = Site(replace(CALM, window_bytes=1000))
     inbox = Inbox()
     command = (b"SET", b"k", b"x" * 500)
@@ -434,7 +434,7 @@ def test_a_paused_connection_reads_nothing_and_loses_nothing() -> None:
     site.result_of(main())
 
 
-def test_a_slow_reader_is_cut_off_by_the_server() -> None:
+def test_a_slow_reader_is_disconnected_by_the_server() -> None:
     limit = BufferLimit(hard_bytes=20_000, soft_bytes=0, soft_s=0)
     site = Site(replace(CALM, window_bytes=1000), redis=RedisOptions(pubsub_limit=limit))
     inbox = Inbox()
@@ -462,7 +462,7 @@ def test_a_slow_reader_is_cut_off_by_the_server() -> None:
 # -- pauses and crashes of the process --------------------------------------------------------------------------------
 
 
-def test_a_paused_process_learns_of_its_connections_when_it_goes_on() -> None:
+def test_a_paused_process_learns_of_its_connections_when_it_resumes() -> None:
     site = Site()
     inbox = Inbox()
 
@@ -486,7 +486,7 @@ def test_a_paused_process_learns_of_its_connections_when_it_goes_on() -> None:
     assert site.tap.over == ["redis"]
 
 
-def test_a_crashed_process_is_reset_at_its_server_and_hears_nothing_more() -> None:
+def test_the_connection_of_a_crashed_process_is_reset_at_its_server() -> None:
     site = Site()
     inbox = Inbox()
 
@@ -512,11 +512,11 @@ def test_a_crashed_process_is_reset_at_its_server_and_hears_nothing_more() -> No
     again = site.processes.new(site.client, tap=site.tap)
     answers: list[Any] = []
 
-    async def second_life() -> None:
+    async def second_process() -> None:
         async with site.connection(process=again) as connection:
             answers.append(await connection.ask((b"PING",)))
 
-    again.begin(second_life())
+    again.begin(second_process())
     site.run_for(1.0)
     assert answers == [[b"PONG"]]
 

@@ -15,24 +15,24 @@
         def start(self) -> None:
             self.network.connect(self.node, "redis-0", self)
 
-        def connected(self, end: Endpoint) -> None:       # links carry bytes
+        def connected(self, end: LinkEnd) -> None:       # links carry bytes
             self.reader = CommandReader()
             end.send(encode_commands([(b"HELLO", b"3"), (b"SUBSCRIBE", b"tile.1")]))
-            self.node.after(5.0, self.ping, end)          # by this node's clock; dies with the process
+            self.node.after(5.0, self.ping, end)          # by this node's clock; not after a crash
 
-        def ping(self, end: Endpoint) -> None:
-            end.send(encode_commands([(b"PING",)]))       # into a connection that is over it vanishes
+        def ping(self, end: LinkEnd) -> None:
+            end.send(encode_commands([(b"PING",)]))       # dropped if the connection has ended
 
         def failed(self, reason: str) -> None:            # "refused", "timeout"
             self.node.after(0.5, self.start)
 
-        def received(self, end: Endpoint, data: bytes) -> None:     # in any pieces
+        def received(self, end: LinkEnd, data: bytes) -> None:     # in any pieces
             self.frames += self.reader.read(data)
 
-        def lost(self, end: Endpoint, reason: str) -> None:         # "closed", "reset", "timeout"
+        def lost(self, end: LinkEnd, reason: str) -> None:         # "closed", "reset", "timeout"
             self.node.after(0.1, self.start)
 
-    async def publish(runtime) -> None:                   # shipped code: asyncio, a Runtime, and no other surroundings
+    async def publish(runtime) -> None:                   # shipped code: asyncio and a Runtime, nothing else
         coordinator = await runtime.coordinator("shoal://coordinator:1", timeout_s=2.0)
         await coordinator.put("plan/ring", b"...", 0)
         connection = Connection(
@@ -54,12 +54,12 @@
     nodes = ["redis-0", "client-1", "coordinator"]
     faults = Faults(network, crashable=nodes, pausable=nodes, partitionable=nodes)
     world.at(10.0, faults.start)
-    world.run(until=60.0)                                 # safety: whatever arrived must be right
+    world.run(until=60.0)                                 # safety: everything that arrives must be right
     faults.stop()                                         # heals everything
-    world.run(until=90.0)                                 # liveness: what was promised must come true
+    world.run(until=90.0)                                 # liveness: every promise must be kept
     processes.close()
 
-Owns: nothing itself; this is the list of what a scenario needs. Production code never imports it.
+Owns: nothing itself; it exports what a scenario needs. Production code never imports it.
 """
 
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient, ModelCoordinator
@@ -67,7 +67,7 @@ from shoal.lab.sim.models.redis import BufferLimit, ModelRedis, RedisOptions
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.faults import Faults
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Dial, Dialer, Network, Partition
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.wires import Handler
@@ -78,12 +78,12 @@ __all__ = [
     "CoordinatorOptions",
     "Dial",
     "Dialer",
-    "Endpoint",
     "Event",
     "EventBudgetExceededError",
     "FaultOptions",
     "Faults",
     "Handler",
+    "LinkEnd",
     "ModelClient",
     "ModelCoordinator",
     "ModelRedis",

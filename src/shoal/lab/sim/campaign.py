@@ -1,7 +1,7 @@
 """A campaign: many seeds of a scenario, judged together.
 
-Owns the sum over seeds and the rule that every corner must have been met: a campaign in which a rule was never put to
-the test proves nothing about it.
+Owns the sum over seeds, and the rule that a campaign must exercise every corner, because it proves nothing about rules
+that it did not test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Final
 from shoal.lab.sim.scenario import Outcome
 
 CORNERS_SEEDS_MIN: Final = 200
-"""Below this many seeds a campaign is a replay or a sample, and corners that it did not meet are only reported."""
+"""With fewer seeds a campaign is a replay or a sample, and corners that it did not exercise do not fail it."""
 VIOLATIONS_SHOWN_MAX: Final = 50
 CHUNK_SEEDS: Final = 5
 GC_THRESHOLD: Final = 50_000
@@ -30,10 +30,10 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Protocol:
-    """A protocol as a campaign knows it.
+    """A protocol that campaigns can test.
 
-    `run_seed` takes a seed and the name of a rule to break, if any. `corners` maps what a campaign must meet to the
-    counter that shows it. `moves` names the counters that count as moves.
+    `run_seed` takes a seed and the name of a rule to break, if any. `corners` maps each corner that a campaign must
+    exercise to its counter. `moves` names the counters that count as moves.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Protocol:
 
 @dataclass(slots=True)
 class Result:
-    """What a campaign found. `failing` are the seeds with violations."""
+    """The result of a campaign. `failing` are the seeds with violations."""
 
     protocol: Protocol
     seeds: int = 0
@@ -84,19 +84,19 @@ class Result:
 
     @property
     def corners_missed(self) -> list[str]:
-        """Corners that no seed has met, if there were seeds enough to expect all of them."""
+        """Corners that no seed has exercised, if there were enough seeds to expect all of them."""
         if self.seeds < CORNERS_SEEDS_MIN:
             return []
         return [name for name, counter in self.protocol.corners.items() if not self.exercised[counter]]
 
     @property
     def holds(self) -> bool:
-        """Whether the protocol held and was really put to the test."""
+        """Whether there was no violation and every corner was exercised."""
         return not self.failing and not self.corners_missed
 
     @property
     def digest(self) -> str:
-        """A hash of everything that happened in all seeds, whatever the order in which they ran."""
+        """A hash of everything that happened in all seeds. The order in which they ran does not matter."""
         combined = blake2b(digest_size=16)
         for seed, digest in sorted(self.digests.items()):
             combined.update(b"%d:%b" % (seed, digest))
@@ -135,8 +135,8 @@ def run_campaign(
     stop_at_first: bool = False,
     workers: int | None = None,
 ) -> Result:
-    """Runs the seeds in `workers` processes, by default one for each core. With a broken rule the first violating seed
-    is enough."""
+    """Runs the seeds in `workers` processes, by default one for each core. With a broken rule it stops at the first
+    violating seed."""
     result = Result(protocol)
     began = time.monotonic()
     for outcomes in _chunks(protocol, range(first, first + seeds), broken_rule, workers):
@@ -171,8 +171,8 @@ def _chunks(protocol: Protocol, seeds: range, broken_rule: str | None, workers: 
 
 
 def _prepare_worker() -> None:
-    """A seed makes many short-lived objects beside the large heap of the libraries: the garbage collector must not go
-    through that heap again and again."""
+    """Excludes the large heap of the libraries from garbage collection: a seed makes many short-lived objects, and each
+    collection would scan that heap again."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(GC_THRESHOLD)

@@ -1,7 +1,7 @@
-"""The verdict on a run, and the check of deliveries that protocols share: invented, duplicated, reordered, missing.
+"""The verdict on a run, and the check of deliveries for all protocols: invented, duplicated, reordered, missing.
 
-Owns what is the same for every protocol, without any code of what is checked. A protocol adds its own promises; those
-of channels are in `shoal.lab.sim.scenarios.channel_checkers`.
+Owns what is the same for every protocol, and uses no code of the protocols. A protocol adds its own promises; those of
+channels are in `shoal.lab.sim.scenarios.channel_checkers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shoal.lab.sim.history import History, Published, Receiver
 
 @dataclass(slots=True)
 class Verdict:
-    """What the checkers found; `violations` is empty if every promise held."""
+    """The result of the checkers; `violations` is empty if every promise was kept."""
 
     messages: int = 0
     deliveries: int = 0
@@ -26,7 +26,7 @@ class Verdict:
     violations: list[str] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
     own: Counter[str] = field(default_factory=Counter)
-    """Figures of the protocol, printed beside the common ones."""
+    """The protocol's own figures, printed with the common ones."""
 
     def violate(self, kind: str, text: str) -> None:
         """Records a broken promise."""
@@ -34,7 +34,7 @@ class Verdict:
 
 
 class DeliveryCheck:
-    """Checks what one receiver was handed: nothing invented, nothing twice, in order for each publisher of a unit."""
+    """Checks what one receiver got: nothing invented, nothing twice, in order for each publisher of a unit."""
 
     def __init__(
         self, history: History, by_unit: Mapping[str, list[Published]], receiver: Receiver, verdict: Verdict
@@ -44,16 +44,16 @@ class DeliveryCheck:
         self._receiver = receiver
         self._verdict = verdict
         self._last: dict[tuple[str, int], int] = defaultdict(int)
-        """By unit and publisher: the highest sequence number that was handed over."""
+        """By unit and publisher: the highest sequence number delivered."""
         self.got: dict[int, float] = {}
-        """When each message was handed over, by number."""
+        """When each message was delivered, by number."""
 
     def take(self, number: int, at: float, payload: bytes) -> Published | None:
-        """The receiver was handed a message; returns it, or None if it was never owed."""
+        """The receiver got a message; returns it, or None if it was never owed."""
         verdict, receiver = self._verdict, self._receiver
         message = self._messages.get(number)
         if message is None or not receiver.wants(message):
-            verdict.violate("invented", f"{receiver.label} was handed {payload[:20]!r} at t={at:.3f}")
+            verdict.violate("invented", f"{receiver.label} got {payload[:20]!r}, which it was not owed, at t={at:.3f}")
             return None
         if number in self.got:
             verdict.duplicated += 1
@@ -68,8 +68,8 @@ class DeliveryCheck:
         return message
 
     def missing(self) -> Iterator[tuple[Published, bool]]:
-        """What was published after the receiver was in force and was not handed over; and whether a later message of
-        the same publisher was."""
+        """The messages that were owed and not delivered, each with whether a later message of the same publisher was
+        delivered."""
         receiver = self._receiver
         if receiver.in_force_at is None:
             return

@@ -1,8 +1,8 @@
-"""What really happened in a run: what was published where and when, and by which client.
+"""The record of a run: what was published where and when, and by which client.
 
-Owns the part of the record that every protocol has, and the numbers by which messages are known. A protocol adds its
-own receivers and events; those of channels are in `shoal.lab.sim.scenarios.channel_run_history`. The record shares no
-code with the protocol: a message is known by a number that the scenario writes into its payload, never by an envelope.
+Owns the part of the record that all protocols share, and the numbers that identify messages. A protocol adds its own
+receivers and events; those of channels are in `shoal.lab.sim.scenarios.channel_run_history`. The record shares no code
+with the protocol: the scenario writes a number into each payload, and envelopes are not used.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Protocol
 
 @dataclass(slots=True)
 class Published:
-    """One message, as the application that published it knows it. `unit` is where it was published: a channel, a queue.
-    Times are true (virtual) times."""
+    """One message, as its publisher knows it. `unit` is where it was published: a channel, a queue. Times are virtual
+    times."""
 
     number: int
     unit: str
@@ -39,7 +39,7 @@ class Receiver(Protocol):
     """One subscription or consumer of one application, as the checkers know it."""
 
     in_force_at: float | None
-    """From then on it is owed what it wants."""
+    """The messages that it wants are owed to it from this time on."""
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class Receiver(Protocol):
 
 @dataclass(slots=True)
 class Interval:
-    """Something that lasted, such as a server's death."""
+    """A time span, such as the absence of a crashed server."""
 
     what: str
     began_at: float
@@ -69,7 +69,7 @@ class History:
         self.publishers: dict[int, PublisherRecord] = {}
 
     def publish(self, unit: str, client: int, sequence: int, at: float) -> int:
-        """A message was accepted; the number to write into the payload must be `next_number`."""
+        """Records a message; returns the number to write into its payload."""
         number = self.next_number
         self.messages[number] = Published(number, unit, client, sequence, at)
         return number
@@ -80,7 +80,7 @@ class History:
         return len(self.messages) + 1
 
     def confirmed(self, number: int, at: float) -> None:
-        """The publisher was told that a server has the message."""
+        """Records that the publisher got the confirmation of a message."""
         self.messages[number].confirmed_at = at
 
     def by_unit(self) -> dict[str, list[Published]]:
@@ -97,6 +97,6 @@ def payload_of(number: int, size: int) -> bytes:
 
 
 def number_in(payload: bytes) -> int:
-    """The number that a payload carries; 0 if it is none of ours."""
+    """The number in a payload; 0 if there is none."""
     head = payload.split(b";", 1)[0]
     return int(head) if head.isdigit() else 0

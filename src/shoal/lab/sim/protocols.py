@@ -1,6 +1,6 @@
 """The protocols that `shoal sim` can run.
 
-Owns the list. What each of them is about is in `shoal.lab.sim.scenarios`.
+Owns the list. The scenarios are in `shoal.lab.sim.scenarios`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A simulated run: the world, its faults, and the phases in which a protocol is put to the test.
+"""A simulated run: the world, its faults, and the phases of the test.
 
     begin     participants start and find each other
-    safety    applications work while faults strike
-    calm      faults are over and everything is up again; applications go on for a while
+    safety    applications work while faults occur
+    calm      faults have ended and every process is up; applications go on for a while
     liveness  applications are quiet; everything owed must arrive, everything must settle
 
 Owns the order of a run and its outcome. Knows no protocol: a subclass of `Scenario` builds the participants, drives
@@ -38,7 +38,7 @@ LOOK_S: Final = 2.0
 """The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
 `QUIET_S` on, as soon as no process waits for anything."""
 LIVENESS_S_MAX: Final = 400.0
-"""By then a healthy world must have settled, however slow its links are."""
+"""A healthy world must have settled by then, even with slow links."""
 
 
 @dataclass(slots=True)
@@ -77,7 +77,7 @@ class Scenario:
         self.network = Network(self.world, options)
         self.exercised: Counter[str] = Counter()
         self.deaths = 0
-        """How many processes have died, by faults or by the scenario."""
+        """Number of processes that have crashed, by faults or by the scenario."""
         self.active = True
         """Whether applications work: until the quiet phase."""
         self.began_at = BEGIN_S
@@ -95,7 +95,7 @@ class Scenario:
             partitionable=targets.partitionable,
         )
 
-    # What a protocol adds
+    # For subclasses
 
     def draw_faults(self, rng: Random) -> FaultOptions:
         """The faults of links and nodes."""
@@ -124,7 +124,7 @@ class Scenario:
         """Participants are up; faults begin after `peace_s`."""
 
     def faults_began(self) -> None:
-        """The first fault may strike from now on."""
+        """Faults may occur from now on."""
 
     def go_on(self) -> None:
         """Lets applications work for longer in a healthy world."""
@@ -134,7 +134,7 @@ class Scenario:
         raise NotImplementedError
 
     def finish(self) -> None:
-        """The run is over: collects what the checkers need."""
+        """Collects what the checkers need at the end of the run."""
 
     def judge(self) -> Verdict:
         """The verdict on what has happened so far. Called more than once in a run."""
@@ -158,14 +158,14 @@ class Scenario:
         return node
 
     def died(self, kind: str, name: str) -> None:
-        """The process of a node has ended by a crash."""
+        """Counts the crash of a node's process."""
         self.deaths += 1
         self.exercised[f"{kind} crash"] += 1
 
     # The run
 
     def execute(self) -> Outcome:
-        """Runs all phases and judges."""
+        """Runs all phases and returns the outcome."""
         try:
             with failures_logged(self.processes.failures):
                 return self.run_phases()

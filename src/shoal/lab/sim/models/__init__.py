@@ -1,1 +1,1 @@
-"""Models of what Shoal talks to: Redis servers and the coordinator."""
+"""Models of the Redis servers and of the coordinator."""

@@ -1,16 +1,16 @@
 """A model of the coordinator on the simulated network, behind the `Coordinator` interface.
 
 Owns: the state of the store (versioned keys, leases, memberships, barriers), the requests and answers on the network,
-and the news of watches. Never touches: what the stored values mean.
+and the deliveries of watches. Never touches: what the stored values mean.
 
 What it shares with the coordinator on Redis:
-- A request that gets no answer is sent again until the time limit is over, then `CoordinatorUnavailableError` is
-  raised; whether it took effect is unknown. A change that is requested twice takes effect once.
-- Leases and memberships end by the coordinator's own clock. It goes on while the coordinator is down.
+- An unanswered request is sent again until its time limit, then `CoordinatorUnavailableError` is raised; whether it
+  took effect is unknown. A change that is sent twice takes effect once.
+- Leases and memberships end by the coordinator's own clock, also while the coordinator is down.
 - A crash loses nothing: keys, versions, tokens, leases and answers to requests survive.
-- Watches may skip states, never the last one; they survive partitions and crashes of the coordinator, not of the
-  watching process. News takes longer than a request may, so a `get` can return a state that a watch has not shown yet.
-- `write_all` is not atomic: many writes go in several requests, and sometimes a few do.
+- Watches may skip states, but never the last one. They survive partitions and crashes of the coordinator, but not of
+  the watching process. They can be slower than requests, so a `get` can return a state that a watch has not shown yet.
+- `write_all` is not atomic: many writes, and sometimes a few, go in several requests.
 
 Barriers are never forgotten: no simulated run is long enough for that.
 """
@@ -48,26 +48,26 @@ ATTEMPTS_PER_TIMEOUT: Final = 3
 """How often a request is sent within its time limit, as on Redis."""
 
 BATCH_WRITES_MAX: Final = 200
-"""Most writes in one request of `write_all`, as on Redis."""
+"""Maximum number of writes in one request of `write_all`, as on Redis."""
 
 CHANGES_PER_TURN: Final = 100
 """A watch with more changes than this lets other tasks run in between, as on Redis."""
 
 EXPIRY_MARGIN_S: Final = 0.001
-"""How long after the end of a membership the coordinator looks for memberships that have ended."""
+"""How long after the expiry of a membership the coordinator removes it."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """Times of the coordinator, in seconds of virtual time, and how often it splits what need not be atomic."""
+    """Timing of the coordinator, in seconds of virtual time, and how often it splits a `write_all`."""
 
     request_timeout_s: float = 2.0
     watch_delay_s: Range = (0.000_5, 0.05)
     watch_retry_s: float = 0.5
     split_probability: float = 0.25
-    """How often a `write_all` that would fit one request is made in two."""
+    """How often a `write_all` that would fit one request is sent in two."""
 
 
 # -- The store ---------------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class _Grants:
         return True
 
     def drop_expired(self) -> bool:
-        """Forgets grants that have ended; whether there were any."""
+        """Removes expired grants; returns whether there were any."""
         now = self._clock()
         expired = [name for name, grant in self.held.items() if now >= grant.expires]
         for name in expired:
@@ -136,16 +136,16 @@ class _Grants:
 
 
 class Store:
-    """The state of the coordinator and what each operation does to it. `clock` is the store's own."""
+    """The state of the coordinator, and its operations. `clock` is the store's own."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.keys: dict[str, Versioned] = {}
         self.on_change: Callable[[str], None] | None = None
-        """Gets each key that was written or deleted."""
+        """Called with each key that was written or deleted."""
         self.on_group_change: Callable[[str], None] | None = None
-        """Gets each group that a member joined, stayed in or left."""
+        """Called with each group that a member joined or left."""
         self.on_arrival: Callable[[str], None] | None = None
-        """Gets each barrier that a member reached."""
+        """Called with each barrier that a member reached."""
         self.refused = 0
         """Writes that were refused because their lease had been lost."""
         self._clock = clock
@@ -179,7 +179,7 @@ class Store:
     def write_all(
         self, writes: Sequence[KeyWrite], fence: Lease | None = None
     ) -> builtins.list[int | CoordinatorError]:
-        """Makes many writes; the outcome of each in its place."""
+        """Makes many writes; returns the outcome of each, in order."""
         if writes:
             self._check_fence(writes[0].key, fence)
         return [self._write(write) for write in writes]
@@ -218,7 +218,7 @@ class Store:
     # Memberships
 
     def join(self, group: str, member: str, holder: str, data: bytes, ttl_s: float) -> int:
-        """Gives `holder` the place of a member, whoever had it; the token of the place."""
+        """Makes `holder` the holder of a membership, in place of any other; returns the token."""
         grants = self._groups.get(group)
         if grants is None:
             grants = self._groups[group] = _Grants(self._clock)
@@ -228,12 +228,12 @@ class Store:
         return token
 
     def stay(self, group: str, member: str, token: int, ttl_s: float) -> bool:
-        """Keeps a place for another `ttl_s`; False if it was lost."""
+        """Extends a membership by `ttl_s`; False if it was lost."""
         grants = self._groups.get(group)
         return grants is not None and grants.keep(member, token, ttl_s)
 
     def leave(self, group: str, member: str, token: int) -> None:
-        """Gives a place up."""
+        """Ends a membership."""
         grants = self._groups.get(group)
         if grants is not None and grants.give_up(member, token):
             self._group_changed(group)
@@ -247,12 +247,12 @@ class Store:
         return {member: grant.data for member, grant in found if grant is not None}
 
     def first_expiry(self, group: str) -> float | None:
-        """When the first member of a group is gone unless it renews, by the store's clock."""
+        """When the first membership of a group expires unless it is renewed, by the store's clock."""
         grants = self._groups.get(group)
         return min((grant.expires for grant in grants.held.values()), default=None) if grants is not None else None
 
     def drop_expired(self, group: str) -> bool:
-        """Forgets members whose time is over; whether there were any."""
+        """Removes expired members; returns whether there were any."""
         grants = self._groups.get(group)
         return grants is not None and grants.drop_expired()
 
@@ -269,7 +269,7 @@ class Store:
         return len(self._barriers.get(name, ()))
 
     def take_back(self, name: str, member: str, parties: int) -> bool:
-        """Stops counting a member; True, and nothing happens, if the barrier is open."""
+        """Removes a member from a barrier. If the barrier is open, does nothing and returns True."""
         members = self._barriers.get(name, {})
         if len(members) >= parties:
             return True
@@ -319,7 +319,7 @@ class Store:
 
 
 class _Watch(ABC, Generic[T]):
-    """What a process wants to hear about, and what it has heard but not looked at yet."""
+    """A watch of one process, and the changes that have arrived and were not read yet."""
 
     __slots__ = ("busy", "cancelled", "client", "heard", "subject", "waiter")
 
@@ -327,40 +327,40 @@ class _Watch(ABC, Generic[T]):
         self.client = client
         self.subject = subject
         self.busy = False
-        """Whether news is on its way. One parcel at a time, so that news never overtakes older news."""
+        """Whether a parcel is in flight. There is one at a time, so that parcels stay in order."""
         self.cancelled = False
         self.heard: deque[T] = deque()
         self.waiter: Future[None] | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether there is still a process that wants it."""
+        """Whether the watch is open and its process runs."""
         return not self.cancelled and self.client.alive
 
     @property
     @abstractmethod
     def pending(self) -> bool:
-        """Whether something has to be told."""
+        """Whether there are changes to send."""
 
     @abstractmethod
     def pack(self, store: Store) -> Any:
-        """The newest state of what has to be told. It then counts as told."""
+        """The newest state of what has changed, as a parcel. It then counts as sent."""
 
     @abstractmethod
     def put_back(self, parcel: Any) -> None:
-        """The parcel was lost: it has to be told again."""
+        """The parcel was lost: its content must be sent again."""
 
     @abstractmethod
     def news(self, parcel: Any) -> list[T]:
-        """What the process does not know yet. It then counts as known."""
+        """The part of a parcel that the process does not know yet. It then counts as known."""
 
     def hear(self, news: list[T]) -> None:
-        """Hands news to the process."""
+        """Adds changes for the process to read."""
         self.heard.extend(news)
         self.wake()
 
     def wake(self) -> None:
-        """Lets the generator look again."""
+        """Wakes the generator."""
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
@@ -401,7 +401,7 @@ class _KeyWatch(_Watch[Change]):
 
 
 class _StateWatch(_Watch[T]):
-    """A watch of one state that is told as a whole: the members of a group, the arrivals at a barrier."""
+    """A watch of one state that is sent as a whole: the members of a group, the arrivals at a barrier."""
 
     __slots__ = ("known", "read", "stale")
 
@@ -433,7 +433,7 @@ class _StateWatch(_Watch[T]):
 
 
 class _Request:
-    """A request under way. The coordinator's memory of it, `served` and `answer`, survives the coordinator's crash."""
+    """An open request. `served` and `answer` are the coordinator's and survive its crashes."""
 
     __slots__ = ("answer", "args", "client", "future", "give_up", "operation", "served", "timer")
 
@@ -451,14 +451,14 @@ class _Request:
 
 
 _READS: Final = frozenset(("get", "list", "lease_of", "leases", "members"))
-"""A repeated read is made again; a repeated change is only answered again."""
+"""A repeated read is executed again; a repeated change only gets its first answer again."""
 
 _LEASE_OPERATIONS: Final = frozenset(("acquire", "renew", "release", "lease_of", "join", "stay", "leave"))
-"""What `mute_leases` mutes."""
+"""The operations that `mute_leases` mutes."""
 
 
 class ModelCoordinator:
-    """The store on a node of its own: crash, pause and partition that node as any other."""
+    """The store on its own node, which can be crashed, paused and partitioned like any other."""
 
     def __init__(self, network: Network, name: str = "coordinator", options: CoordinatorOptions | None = None) -> None:
         self.network = network
@@ -469,7 +469,7 @@ class ModelCoordinator:
         self.store.on_group_change = self._group_changed
         self.store.on_arrival = self._member_arrived
         self.serving: tuple[str, int] | None = None
-        """The node whose request is being served, and its incarnation. None: the scenario itself uses the store."""
+        """The node whose request is being served, and its incarnation. None if the scenario itself uses the store."""
         self._muted: dict[str, float] = {}
         self._joins = 0
         self._key_watches: dict[_KeyWatch, None] = {}
@@ -507,12 +507,12 @@ class ModelCoordinator:
         self.network.datagram(self.node, client.node, client.answered, request, request.answer)
 
     def new_holder(self) -> str:
-        """The holder of a membership: each `join` is another one."""
+        """A holder for a membership, different for each `join`."""
         self._joins += 1
         return f"join {self._joins}"
 
     def batches(self, writes: Sequence[KeyWrite]) -> list[Sequence[KeyWrite]]:
-        """Writes as they go into requests."""
+        """Writes, grouped by request."""
         size = BATCH_WRITES_MAX
         if 1 < len(writes) <= size and self._splits.random() < self.options.split_probability:
             at = self._splits.randrange(1, len(writes))
@@ -520,23 +520,23 @@ class ModelCoordinator:
         return [writes[start : start + size] for start in range(0, len(writes), size)]
 
     def watch_keys(self, watch: _KeyWatch) -> None:
-        """Tells a process all keys, then what changes, until the watch is cancelled."""
+        """Sends a process all keys, then the changes, until the watch is cancelled."""
         self._key_watches[watch] = None
         watch.changed = dict.fromkeys(self.store.list(watch.subject))
         self._schedule(watch)
 
     def watch_group(self, watch: _StateWatch[dict[str, bytes]]) -> None:
-        """Tells a process the members of a group."""
+        """Sends a process the members of a group."""
         self._group_watches.setdefault(watch.subject, {})[watch] = None
         self._schedule(watch)
         self._await_expiry(watch.subject)
 
     def watch_barrier(self, watch: _StateWatch[int]) -> None:
-        """Tells a process how many members have reached a barrier."""
+        """Sends a process the number of members that have reached a barrier."""
         self._barrier_watches.setdefault(watch.subject, {})[watch] = None
         self._schedule(watch)
 
-    # News
+    # Deliveries of watches
 
     def _key_changed(self, key: str) -> None:
         dead = []
@@ -569,7 +569,7 @@ class ModelCoordinator:
             del of_subject[watch]
 
     def _await_expiry(self, group: str) -> None:
-        """While a group is watched, looks again when its first member can be gone."""
+        """While a group is watched, schedules a check for the first expiry."""
         first = self.store.first_expiry(group)
         if first is None or not any(watch.alive for watch in self._group_watches.get(group, ())):
             return
@@ -587,7 +587,7 @@ class ModelCoordinator:
         self._await_expiry(group)
 
     def _schedule(self, watch: _Watch[Any], delay_s: float = 0.0) -> None:
-        """Sends news soon."""
+        """Schedules the next parcel of a watch."""
         if watch.pending and not watch.busy and watch.alive:
             watch.busy = True
             delay_s += self._rng.uniform(*self.options.watch_delay_s)
@@ -599,7 +599,7 @@ class ModelCoordinator:
         self.network.world.after(delay_s, self._news_arrive, watch, parcel)
 
     def _news_arrive(self, watch: _Watch[Any], parcel: Any) -> None:
-        """The parcel is there, or it is lost and the client asks again later."""
+        """Delivers the parcel; if it is lost, the client asks again later."""
         network, here, there = self.network, self.node.name, watch.client.node.name
         if self.node.running and network.path_open(here, there) and network.path_open(there, here):
             watch.client.node.call(self._tell, watch, parcel)
@@ -631,7 +631,7 @@ _TITLES: Final = {
     "arrive": "reach barrier",
     "take_back": "leave barrier",
 }
-"""What an operation is called in errors, where that is not its name."""
+"""Names of operations in errors, where they differ from the method's."""
 
 
 class ModelClient(Coordinator):
@@ -650,7 +650,7 @@ class ModelClient(Coordinator):
 
     @property
     def alive(self) -> bool:
-        """Whether the process is still there."""
+        """Whether the process still runs."""
         return not self.loop.dead and self.node.incarnation == self.origin[1]
 
     # Keys
@@ -791,7 +791,7 @@ class ModelClient(Coordinator):
             self.loop.run(request.future.set_result, answer)
 
     async def _ask(self, operation: str, *args: Any) -> Any:
-        """Sends a request and waits for its answer, which is returned or raised."""
+        """Sends a request and waits for its answer; returns or raises it."""
         if self._closed:
             raise self._closed_error(operation, args[0])
         loop = self.loop
@@ -832,7 +832,7 @@ class ModelClient(Coordinator):
         return CoordinatorError(what, do="connect again")
 
     async def _follow(self, watch: _WatchT, begin: Callable[[_WatchT], None]) -> AsyncGenerator[Any, None]:
-        """Yields what a watch hears, until the watch or the client is closed."""
+        """Yields the changes of a watch until the watch or the client is closed."""
         if self._closed:
             raise self._closed_error("watch", watch.subject)
         heard = watch.heard
@@ -858,7 +858,7 @@ _WatchT = TypeVar("_WatchT", bound=_Watch[Any])
 
 
 class ModelMembership(Membership):
-    """A place in a group."""
+    """A membership in a group."""
 
     def __init__(self, client: ModelClient, group: str, member: str, token: int, ttl_s: float) -> None:
         self.group = group
@@ -902,7 +902,7 @@ def _check_write(key: str, value: bytes | None) -> None:
 
 
 def _title(operation: str, subject: Any) -> str:
-    """What was asked for, for errors."""
+    """A description of the operation for errors."""
     if isinstance(subject, Lease):
         subject = subject.name
     elif not isinstance(subject, str):

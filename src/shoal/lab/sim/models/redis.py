@@ -1,21 +1,21 @@
 """A model of one unmodified Redis server, at the level of commands.
 
-Owns: what a Redis 7.0 answers and pushes, in which order, and when it cuts a client off. Never touches: links
-and time (`shoal.lab.sim.models.redis_node` puts it on the network); commands come as sequences of bytes, answers go out
-as the bytes that a server writes.
+Owns: the replies and pushes of Redis 7.0, their order, and when a client is disconnected. Never touches: links and time
+(`shoal.lab.sim.models.redis_node` puts it on the network). Commands come in as sequences of byte strings; replies go
+out as the bytes that a server writes.
 
 Checked against a real server by the same random operations (`tests/lab/sim/test_model_redis.py`).
 
 Invariants:
-- A command runs as a whole; what it makes for one client is appended to that client's output in order.
-- A message goes to the channel's subscribers first, then to pattern subscribers, pattern by pattern. In which
-  order the patterns come is nobody's business in Redis (a hash table with a random seed); here the salt of
-  this life decides.
+- A command runs as a whole; its output for each client is appended to that client's buffer in order.
+- A message goes to the channel's subscribers first, then to pattern subscribers, pattern by pattern. The
+  order of the patterns is unspecified in Redis (a hash table with a random seed); here the salt of this server
+  process decides.
 - A connection's own message comes before the reply to its PUBLISH (7.0), or after it (`push_after_reply`,
   since 7.2).
 
-Left out: whatever is not in `shoal.lab.sim.models.redis_acl.COMMANDS`, transactions, scripts, and the exact size of
-blocks in which Redis counts a client's output (here: its bytes beyond the 16 KiB that Redis does not count).
+Left out: commands that are not in `shoal.lab.sim.models.redis_acl.COMMANDS`, transactions, scripts, and the exact size
+of blocks in which Redis counts a client's output (here: its bytes beyond the 16 KiB that Redis does not count).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ __all__ = ["BufferLimit", "Client", "ModelRedis", "RedisOptions"]
 
 
 COMMAND_S: Final = 0.000_02
-"""What one command takes of a core, whatever it is: bytes in and out are counted by the model, work is not."""
+"""CPU time of any command. The model counts bytes in and out, but not work."""
 
 
 class ModelRedis(ConnectionCommands):
-    """One life of a server: a crash is a new object."""
+    """One server process. After a crash there is a new object."""
 
     def __init__(self, options: RedisOptions, run_id: str, salt: int = 0) -> None:
         super().__init__(options)
@@ -54,7 +54,7 @@ class ModelRedis(ConnectionCommands):
         self._late: list[bytes] = []  # own pushes that must wait for the reply
 
     def close(self, client: Client) -> None:
-        """A connection is gone, whoever ended it."""
+        """A connection has ended."""
         for channel in list(client.channels):
             self._leave(self._channels, channel, client)
         for pattern in list(client.patterns):
@@ -83,11 +83,11 @@ class ModelRedis(ConnectionCommands):
                 self._write(client, data)
 
     def channels_in_use(self) -> list[bytes]:
-        """The channels that somebody subscribes to by name."""
+        """The channels that have subscribers by name."""
         return list(self._channels)
 
     def publish(self, channel: bytes, payload: bytes, source: Client | None = None) -> int:
-        """Deliver a message to all who subscribe; how many deliveries that made."""
+        """Delivers a message to all subscribers; returns the number of deliveries."""
         self.published += 1
         receivers = 0
         subscribers = self._channels.get(channel)
@@ -101,7 +101,7 @@ class ModelRedis(ConnectionCommands):
         return receivers
 
     def _deliver(self, subscribers: dict[Client, None], parts: list[bytes], source: Client | None) -> None:
-        """Encodes a message once for all who get it."""
+        """Encodes a message once for all its receivers."""
         push = encode_frame(PushNotification(parts))
         for client in subscribers:
             if client.protocol == 2:

@@ -14,18 +14,18 @@ from shoal.wire.glob import glob_match
 
 @dataclass(frozen=True, slots=True)
 class CommandSpec:
-    """What Redis knows of a command before it runs it."""
+    """The properties of a command that decide whether it may run."""
 
     name: str
     arity: int
-    """Arguments with the name; negative: at least that many."""
+    """Number of arguments, the name included; negative: at least that many."""
     categories: frozenset[str]
     keys: str = ""
     """Which arguments are keys: "", "first", "second", "all", or for XREAD "streams"."""
     channels: str = ""
     """Which arguments are channels: "", "first" or "all"; "patterns" are all, compared literally."""
     no_auth: bool = False
-    """Allowed to everybody, also before authentication."""
+    """Allowed before authentication."""
     subscribed: bool = False
     """Allowed to a RESP2 connection that has subscriptions."""
 
@@ -69,7 +69,7 @@ COMMANDS: Final[dict[str, CommandSpec]] = dict(
 """The commands that the model has; arities and categories as `COMMAND INFO` of Redis 7.0 gives them."""
 
 CONTAINERS: Final = frozenset(name.partition("|")[0] for name in COMMANDS if "|" in name)
-"""Commands that are nothing without a subcommand."""
+"""Commands that need a subcommand."""
 
 # Of several selectors that all refuse, Redis reports the refusal with the greatest of these numbers.
 ALLOWED, DENIED_COMMAND, DENIED_KEY, DENIED_CHANNEL = 0, 1, 2, 4
@@ -131,9 +131,8 @@ def _keys_of(spec: CommandSpec, command: tuple[bytes, ...]) -> tuple[bytes, ...]
 
 
 def _commands_named(text: str) -> set[str]:
-    """Commands of a rule: one, one with all its subcommands, or a category. A real but unmodelled one is
-    nothing.
-    """
+    """The commands of a rule: one, one with all its subcommands, or a category. Commands that are not modelled are left
+    out."""
     if text.startswith("@"):
         return {name for name, spec in COMMANDS.items() if text == "@all" or text[1:] in spec.categories}
     return {name for name in COMMANDS if name == text.lower() or name.partition("|")[0] == text.lower()}
@@ -156,7 +155,7 @@ class User:
         """Whether the user may do everything."""
 
     def accepts(self, password: bytes) -> bool:
-        """Whether one may log in with that password."""
+        """Whether the password is valid."""
         return self.enabled and (self.no_password or password in self.passwords)
 
     def check(self, spec: CommandSpec, command: tuple[bytes, ...]) -> int:

@@ -1,7 +1,6 @@
-"""What every part of the model of Redis stands on: options, clients, their output and its limits, who may do
-what.
+"""The base of the model of Redis: options, clients, output buffers and their limits, permissions.
 
-Owns: a client's output buffer, when it is cut off, and which commands are refused. Never touches: what
+Owns: a client's output buffer, when the client is disconnected, and which commands are refused. Never touches: what
 commands do.
 """
 
@@ -28,9 +27,8 @@ _NO_AUTH: Final = "NOAUTH Authentication required."
 
 @dataclass(frozen=True, slots=True)
 class BufferLimit:
-    """`client-output-buffer-limit pubsub`: cut off above `hard_bytes`, or above `soft_bytes` for too long; 0
-    is no limit.
-    """
+    """`client-output-buffer-limit pubsub`: a client is disconnected above `hard_bytes`, or when it is above
+    `soft_bytes` for too long; 0 is no limit."""
 
     hard_bytes: int = 32 * 1024 * 1024
     soft_bytes: int = 8 * 1024 * 1024
@@ -91,7 +89,7 @@ class Client:
 
 
 class RedisBase:
-    """Clients, users, output. `dirty` are the clients with output or an end to be carried out."""
+    """Clients, users, output. `dirty` are the clients with output to write, or that must be closed."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options
@@ -115,17 +113,17 @@ class RedisBase:
         return client
 
     def take_output(self, client: Client) -> bytes:
-        """What is to be written to the client now."""
+        """The output that must be written to the client now."""
         output, client.output, client.output_bytes = client.output, [], 0
         return output[0] if len(output) == 1 else b"".join(output)
 
     def check_soft_limit(self, client: Client) -> None:
-        """What the server's timer does: cut off who was above the soft limit for too long."""
+        """Disconnects a client that was above the soft limit for too long. Called by the server's timer."""
         if client.subscriptions:
             self._check_limits(client)
 
     def _write(self, client: Client, data: bytes) -> None:
-        """Append to a client's output, unless it is being cut off."""
+        """Appends to a client's output, unless it is being disconnected."""
         if client.closing:
             return
         size = len(data)
@@ -164,9 +162,8 @@ class RedisBase:
         self._reply(client, ReplyError(text))
 
     def _refused(self, client: Client, command: Command) -> bool:
-        """Answer a command that must not run: unknown, malformed, not authenticated, not allowed, out of
-        place.
-        """
+        """Answers a command that must not run: unknown, malformed, not authenticated, not allowed, or wrong in this
+        state."""
         spec = self._spec_of(client, command)
         if spec is None:
             return True
@@ -192,7 +189,7 @@ class RedisBase:
         return True
 
     def _spec_of(self, client: Client, command: Command) -> CommandSpec | None:
-        """What the command is; None after an error was answered."""
+        """The spec of a command; None if it is invalid, after the error reply."""
         spec = COMMANDS.get(_PLAIN_NAMES.get(command[0], ""))
         if spec is not None and (len(command) == spec.arity or len(command) >= -spec.arity > 0):
             return spec

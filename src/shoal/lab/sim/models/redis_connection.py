@@ -1,5 +1,4 @@
-"""The commands of the model of Redis that concern the connection itself: HELLO, AUTH, PING, CLIENT and their
-like.
+"""The connection commands of the model of Redis: HELLO, AUTH, PING, CLIENT and similar ones.
 
 Owns: log-in, protocol version, names. Never touches: subscriptions and keys.
 """
@@ -16,7 +15,7 @@ _WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is di
 
 
 class ConnectionCommands(RedisBase):
-    """What a client asks about itself."""
+    """The commands about the connection itself."""
 
     def _ping(self, client: Client, command: Command) -> None:
         if len(command) > 2:
@@ -48,7 +47,7 @@ class ConnectionCommands(RedisBase):
             self._reply(client, _OK)
 
     def _log_in(self, client: Client, name: bytes, password: bytes) -> bool:
-        """Whether it worked; if not, the error was answered."""
+        """Logs a client in. If that fails, sends the error reply and returns False."""
         user = self.users.get(name.decode("latin-1"))
         if user is None or not user.accepts(password):
             self._error(client, _WRONG_PASSWORD)

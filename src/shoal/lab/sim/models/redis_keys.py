@@ -1,6 +1,6 @@
-"""The few commands on keys that the model of Redis has: SET, GET, DEL, SADD, SMEMBERS, and some on streams.
+"""The commands on keys in the model of Redis: SET, GET, DEL, SADD, SMEMBERS, and some on streams.
 
-Owns: the keys of one life of a server. Never touches: connections and rights.
+Owns: the keys of one server process. Never touches: connections and rights.
 """
 
 from typing import Any, Final
@@ -87,7 +87,7 @@ class Keys:
         return found or None
 
     def _stream_info(self, command: tuple[bytes, ...]) -> Any:
-        """XINFO STREAM key: its length and last id, which is what readers of streams ask for."""
+        """XINFO STREAM key: only the length and the last id, which readers of streams need."""
         stream = self.values.get(command[2])
         if stream is None:
             return ReplyError("ERR no such key")

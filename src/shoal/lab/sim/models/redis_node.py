@@ -1,12 +1,11 @@
-"""A model server on the simulated network: it accepts connections, runs what arrives, writes what comes out.
+"""A model server on the simulated network: it accepts connections, runs commands and writes replies.
 
-Owns: the lives of one server (each with its own run id) and the flow between links and model. Never touches:
-what commands mean (`shoal.lab.sim.models.redis`).
+Owns: the processes of one server (each with its own run id) and the flow between links and model. Never touches: what
+commands mean (`shoal.lab.sim.models.redis`).
 
 Invariants:
-- Commands run in the order in which they arrive; what one arrival makes is written to the links in the same
-  instant.
-- A crash loses subscriptions, keys and buffers; after a restart the run id is another.
+- Commands run in the order of their arrival, and their output is written to the links at the same time.
+- A crash loses subscriptions, keys and buffers; after a restart the server has a new run id.
 - A client above its output-buffer limit is closed: what the kernel has taken still arrives, the rest is lost.
 """
 
@@ -18,12 +17,12 @@ from typing import Final
 from shoal.lab.sim.models.redis import Client, ModelRedis, RedisOptions
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.models.resp import CommandReader
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 
 CRON_S: Final = 1.0
-"""How often the server looks for clients that were above the soft limit for too long."""
+"""How often the server checks the soft limit of its clients."""
 
 
 class RedisNode:
@@ -37,15 +36,15 @@ class RedisNode:
         self.node: Node = network.node(name, host)
         self.node.on_restart = self._start
         self.model: ModelRedis
-        self.ends: dict[Client, Endpoint] = {}
-        self._clients: dict[Endpoint, tuple[Client, CommandReader]] = {}
+        self.ends: dict[Client, LinkEnd] = {}
+        self._clients: dict[LinkEnd, tuple[Client, CommandReader]] = {}
         self.on_add: Callable[[bytes, tuple[bytes, ...]], bool] | None = None
-        """Hears of each entry that is added to a stream, and says whether it must vanish again."""
+        """Called with each entry that is added to a stream; returns whether the entry must be removed again."""
         self.on_cut_off: Callable[[Node], None] = lambda client: None
-        """Hears of each client whose connection the server ends because its output buffer is over its limit."""
+        """Called for each client that the server disconnects because of its output-buffer limit."""
         self._start()
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         """Bytes arrived from one client."""
         client, reader = self._clients[end]
         execute, now = self.model.execute, self.node.clock()
@@ -55,14 +54,14 @@ class RedisNode:
                 self._added(command[1])
         self._flush()
 
-    def lost(self, end: Endpoint, reason: str) -> None:
-        """A client is gone."""
+    def lost(self, end: LinkEnd, reason: str) -> None:
+        """A client has disconnected."""
         client, _ = self._clients.pop(end)
         del self.ends[client]
         self.model.close(client)
 
     def add_entry(self, key: bytes, fields: tuple[bytes, ...], model: ModelRedis) -> None:
-        """Adds an entry to a stream, if the server is still in the life of `model`."""
+        """Adds an entry to a stream, unless the server has restarted since `model` was its model."""
         if self.node.up and self.model is model:
             model.keys.execute((b"XADD", key, b"*", *fields), self.node.clock())
 
@@ -79,7 +78,7 @@ class RedisNode:
         self.network.listen(self.node, self._accept)
         self.node.after(CRON_S, self._cron)
 
-    def _accept(self, end: Endpoint) -> RedisNode:
+    def _accept(self, end: LinkEnd) -> RedisNode:
         out = end
         client = self.model.open(lambda: out.unsent_bytes)
         self._clients[end] = client, CommandReader()
@@ -95,7 +94,7 @@ class RedisNode:
         self.node.after(CRON_S, self._cron)
 
     def _flush(self) -> None:
-        """Write what the clients' buffers hold, and end those that are to be ended."""
+        """Writes the clients' output buffers, and closes the connections that must be closed."""
         model = self.model
         dirty, model.dirty = model.dirty, {}
         for client in dirty:

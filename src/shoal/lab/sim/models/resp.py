@@ -1,6 +1,6 @@
 """RESP bytes of the model servers and of the simulator's plain clients.
 
-Owns: how replies and pushes look on the wire, and how commands are read from it. Never touches: what they mean.
+Owns: how replies and pushes are encoded and how commands are read. Never touches: what they mean.
 Shipped code does its own encoding and parsing.
 """
 
@@ -30,7 +30,7 @@ def encode_frame(frame: Any) -> bytes:
 
 
 class CommandReader:
-    """Reads commands, or frames, from a stream of bytes that comes in any pieces."""
+    """Reads commands or frames from a byte stream that arrives in pieces of any size."""
 
     __slots__ = ("_reader",)
 
@@ -38,7 +38,7 @@ class CommandReader:
         self._reader = Reader()
 
     def read(self, data: bytes) -> list[Any]:
-        """What is complete now."""
+        """The commands or frames that are complete now."""
         reader = self._reader
         reader.feed(data)
         found: list[Any] = []

@@ -1,8 +1,8 @@
-"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, closes its bus now and then,
-and starts anew after that or after a crash.
+"""An application of a scenario: it publishes in bursts, subscribes, reads at its own pace, and sometimes closes its
+bus. After that, or after a crash, it starts again.
 
-Owns what an application does, through the `Bus` that every application uses, and writes it into the history. What it is
-owed is for the checkers to say.
+Owns what an application does with its `Bus`, and records it in the history. The checkers decide which messages it is
+owed.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ if TYPE_CHECKING:
 SUBSCRIPTIONS_MAX: Final = 4
 TAKE_MAX: Final = 1 << 30
 OPEN_RETRY_S: Final = 0.3
-"""Pause before an application that found no cluster tries again."""
+"""Pause before an application that could not open its bus tries again."""
 LEAVES: Final = 0.25
 LEAVE_S: Final = (2.0, 15.0)
 AWAY_S: Final = (0.2, 1.5)
-"""This part of the lives ends in good order after `LEAVE_S`, unless a crash comes first; the next one begins after
-`AWAY_S`."""
+"""The share `LEAVES` of the processes closes its bus after `LEAVE_S`, unless it crashes first; the next process starts
+`AWAY_S` later."""
 CLOSE_SLACK_S: Final = 1.0
-"""How much longer than the sum of its limits closing a bus may take: clocks drift, and each turn takes time."""
+"""How much longer than the sum of its limits closing a bus may take, because clocks drift and turns take time."""
 
 
 class Sub:
-    """One subscription: what the application holds, and its record."""
+    """One subscription of the application, and its record."""
 
     def __init__(self, record: SubscriberRecord, messages: Subscription) -> None:
         self.record = record
@@ -54,7 +54,7 @@ class Sub:
         return self.record.name
 
     def has_ended(self) -> bool:
-        """Whether the application has given it up, or is gone."""
+        """Whether the application has unsubscribed or ended."""
         return self.record.ended_at is not None
 
     @property
@@ -92,11 +92,11 @@ class App:
 
     @property
     def router(self) -> Router | None:
-        """The router of this life; None while the bus is not open."""
+        """The router of the current process; None while the bus is not open."""
         return self.bus.router if self.started else None
 
     def start(self) -> None:
-        """A new process with a new identity."""
+        """Starts a new process with a new client id."""
         self.started = self.leaving = False
         self.subs, self.spoken, self._sequences = [], set(), Counter()
         run = self.run
@@ -118,7 +118,7 @@ class App:
         self._begin()
 
     def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> None:
-        """Does something later, if this process still lives then."""
+        """Calls `fn` later, if this process still runs then."""
         self.process.after(delay_s, fn, *args)
 
     def _begin(self) -> None:
@@ -133,7 +133,7 @@ class App:
         self._live()
 
     def ring_changed(self) -> None:
-        """Some hear of a new ring at once and subscribe by it, while others still publish by the old one."""
+        """Some applications fetch the new ring and subscribe by it, while others still publish by the old one."""
         if self.node.running and self.started and self.random.random() < 0.5:
             if self.random.random() < 0.5:
                 self.after(0.0, self._fetch_ring)
@@ -160,7 +160,7 @@ class App:
             self._burst(channel, self.random.randint(1, 3))
 
     def _live(self) -> None:
-        """One thing after another, as long as applications are active."""
+        """Publishes, subscribes and unsubscribes as long as applications are active."""
         run, random = self.run, self.random
         if not run.active or self.leaving:
             return
@@ -224,7 +224,7 @@ class App:
         self.process.loop.create_task(sub.messages.aclose())
 
     async def _read(self, sub: Sub) -> None:
-        """Reads until the subscription ends, or the bus."""
+        """Reads until the subscription ends or the bus is closed."""
         try:
             await self._read_all(sub)
         except BusClosedError:
@@ -254,14 +254,14 @@ class App:
                 await self._read_slowly(sub)
 
     async def _read_slowly(self, sub: Sub) -> None:
-        """Takes a few items at a time, with pauses, until there are none."""
+        """Takes a few items at a time, with pauses, until the inbox is empty."""
         while not sub.has_ended():
             await asyncio.sleep(self.random.uniform(0.02, 0.4) if self.run.active else 0.01)
             if not self._drain(sub, self.random.randint(1, 6) if self.run.active else TAKE_MAX):
                 return
 
     def _drain(self, sub: Sub, count: int = TAKE_MAX) -> bool:
-        """Takes what is in the inbox, at most `count` items; says whether there may be more."""
+        """Takes at most `count` items from the inbox; returns whether there may be more."""
         if sub.record.in_force_at is None or sub.has_ended():
             return False
         while count and (item := sub.messages.get_nowait()) is not None:
@@ -300,7 +300,7 @@ class App:
         run.world.after(0.0, self._exit, node.incarnation)
 
     def _exit(self, incarnation: int) -> None:
-        """The process has ended; the application is started again."""
+        """Ends the process, and starts the application again later."""
         if self.node.incarnation == incarnation:
             self.node.on_crash = None
             self.node.crash()
@@ -321,16 +321,16 @@ class App:
         self.run.count(self)
 
     def finish(self) -> None:
-        """The end of the run: whatever still lies in an inbox is read."""
+        """The end of the run: reads what is left in the inboxes."""
         if self.node.up:
             for sub in self.subs:
                 self.process.call(self._drain, sub)
         self.run.count(self)
 
-    # What is seen of the connections (see `transport.Tap`)
+    # Observing the connections (see `transport.Tap`)
 
     def wrote(self, peer: str, data: bytes) -> None:
-        """Publishing on a server that is not in the ring any more breaks a promise."""
+        """Records publishing on a server that has left the ring, which breaks a promise."""
         members = self.run.history.members
         if members and peer not in members:
             for command in CommandReader().read(data):
@@ -338,4 +338,4 @@ class App:
                     self.run.history.sent(peer, self.record.client, self.run.world.now)
 
     def ended(self, peer: str) -> None:
-        """Not of interest."""
+        """Does nothing."""

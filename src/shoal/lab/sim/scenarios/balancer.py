@@ -1,8 +1,7 @@
-"""The scenario `balancer`: load changes, servers come and go, several want to lead, and everything suffers.
+"""The scenario `balancer`: load changes, servers come and go, and several leaders compete, under all faults.
 
-Owns what is added to the cluster of the scenario `moves`: leaders (keeper, mover and balancer under one lease),
-telemetry, a provider, load, and somebody who asks for proposals. In the end the load is steady, and everything must
-come to rest.
+Owns what is added to the cluster of the scenario `moves`: leaders (keeper, conductor and balancer under one lease),
+telemetry, a provider, load, and requests for proposals. At the end the load is steady, and moves must stop.
 """
 
 from __future__ import annotations
@@ -45,52 +44,52 @@ from shoal.wire.record_entry import ARCHIVED_KEY
 
 SERVERS_MAX: Final = 6
 SETTLE_WINDOWS: Final = {"shoal": 10, "dynamoth": 17}
-"""After so many windows of steady load in which nothing moves, nothing does any more. `dynamoth` leaves a replicated
-channel as it is for 30 s, as its authors did, and only then knows whether it must be."""
+"""After this many windows of steady load without a move there must be no further move. `dynamoth` leaves a replicated
+channel alone for 30 s, as in the paper, and decides only then whether it stays replicated."""
 REST_WINDOWS: Final = 5
-"""For so many windows it is watched that this is so."""
+"""Number of windows in which this is checked."""
 STEADY_WINDOWS_MAX: Final = 80
-"""By then the last plan has been made, whatever had to be moved, merged and drained one after the other, and it has
-been quiet for as long as that takes to show."""
+"""Within this many windows of steady load all moves, merges and drains must be done, and `SETTLE_WINDOWS` must have
+passed without a move."""
 STEADY_RATIO: Final = 0.5
-"""How much of all servers that there may be the steady load takes at the most."""
+"""The steady load takes at most this share of the largest pool."""
 STEADY_CHANNEL_RATIO: Final = 0.22
-"""How much of one server a channel takes then, at the most."""
+"""Under steady load a channel takes at most this share of one server."""
 STRIKE_S: Final = 0.8
-"""Within this time after a plan has begun its leader may be struck."""
+"""A fault may hit the leader within this time after its plan has begun."""
 STRUCK_S: Final = (2.5, 6.0)
-"""For how long; longer than its lease."""
+"""Duration of that fault, longer than the lease."""
 DEPOSED: Final = 0.3
-"""How often such a leader cannot renew its lease, and nothing else happens to it: it leads again as soon as the next
-leader is struck, and has kept whatever it does not forget."""
+"""How often the fault only prevents the leader from renewing its lease. Its process goes on with its state, and leads
+again when the next leader fails."""
 STOPPED_RING: Final = 1.0
 STOPPED_ENTRIES: Final = 0.03
-"""How often a leader that may be struck is stopped between a decision and the write of it: a ring that a server leaves
-(the next leader takes its time for that, and writes other rings at once), or entries."""
+"""How often a leader is paused between a decision and its write: for a ring without some server (which the next leader
+writes only after a wait, unlike other rings), and for entries."""
 STOPPED_S: Final = (3.2, 5.5)
-"""For how long: until another one may lead."""
+"""Duration of that pause: long enough for another process to lead."""
 TURN_S: Final = 0.001
-"""A timer of this length ends the turn of a process; what comes after it waits for the end of a pause."""
+"""A timer of this length ends the turn of a process, so that a pause takes effect before the next line."""
 SKEWS_S: Final = (0.0, 0.0, 1.0, 3.0, -6.0)
-"""How far clocks on the wall are off."""
+"""Errors of the agents' time of day."""
 LEADER_SKEWS_S: Final = (0.0, 0.1, -0.3)
-"""The same for leaders."""
+"""Errors of the leaders' time of day."""
 ENDS_IN_ORDER: Final = 0.7
-"""How often the agent of a server that is removed has the time to leave in good order."""
+"""How often the agent of a removed server has time to shut down cleanly."""
 END_GRACE_S: Final = 0.5
 SPIKE_S: Final = (0.01, 0.1)
-"""What a delay may be longer now and then; a message that is later still would count for another second."""
+"""Extra delay of a spike. With a longer one, a message would count in another second."""
 RECORDED: Final = 0.3
-"""In this part of the runs one channel is recorded, and drained servers stay until their records are archived."""
+"""Share of the runs in which one channel is recorded and drained servers stay until their records are archived."""
 ARCHIVE_S: Final = 10.0
 """The time between two runs of the archive job."""
 WINDOW_BYTES_MIN: Final = 65_536
-"""Links carry the load: a jam is no fault of the protocol."""
+"""Links are large enough for the load: this scenario does not test congestion."""
 
 
 @dataclass(frozen=True, slots=True)
-class Temper:
-    """What a run of this scenario is like, by seed."""
+class BalancerMix:
+    """What a seed draws for this scenario: number of leaders, rates of faults, capacities."""
 
     leaders: int
     wander_s: float
@@ -103,7 +102,7 @@ class Temper:
 
     @classmethod
     def draw(cls, rng: Random) -> Self:
-        """By seed."""
+        """Draws the values."""
         return cls(
             leaders=rng.choice((2, 2, 3)),
             wander_s=rng.choice((3.0, 8.0)),
@@ -121,7 +120,7 @@ class BalancerRun(MovesRun):
 
     ring_death = 0.1
 
-    temper: Temper
+    mix: BalancerMix
     settings: BalanceSettings
     options: BalancerOptions
     load: Load
@@ -130,14 +129,14 @@ class BalancerRun(MovesRun):
         self.leaders: list[str] = []
         self.balance = BalancerWatch(self)
         self.addresses: dict[str, ServerAddress] = {}
-        self.gone: set[str] = set()
+        self.removed: set[str] = set()
         self.ring_at = 0.0
         """When the ring was last written."""
         self.entry_at: dict[bytes, float] = {}
         """When each entry was last written."""
         super().__init__(seed, rules, trace)
         assert self.operator is not None
-        self.operator.temper = dataclasses.replace(self.operator.temper, pause_s=6.0, together=1, flurry=0.0)
+        self.operator.mix = dataclasses.replace(self.operator.mix, pause_s=6.0, together=1, flurry=0.0)
         self.balance.sample()
         if self.options.keep_records:
             self.coordinator.store.put(recorded_key(self.channels[0].encode()), b"on")
@@ -151,18 +150,18 @@ class BalancerRun(MovesRun):
 
         self.coordinator.store.on_change = changed
 
-    # What a run is like
+    # Shape
 
     def draw_faults(self, rng: Random) -> FaultOptions:
-        """As everywhere, on links that carry the load."""
+        """The common faults, on links that can carry the load."""
         options = super().draw_faults(rng)
         return dataclasses.replace(options, window_bytes=max(options.window_bytes, WINDOW_BYTES_MIN), spike_s=SPIKE_S)
 
     def make_shape(self, options: FaultOptions) -> Shape:
         """A longer run with fewer applications, and settings in proportion to it."""
         rng = self.world.rng("balancer")
-        self.temper = Temper.draw(rng)
-        self.agent_capacity_bytes_per_s = self.temper.capacity_bytes_per_s
+        self.mix = BalancerMix.draw(rng)
+        self.agent_capacity_bytes_per_s = self.mix.capacity_bytes_per_s
         self.settings = BalanceSettings(
             window_s=2,
             lateness_s=1.0,
@@ -181,7 +180,7 @@ class BalancerRun(MovesRun):
             auto=rng.random() < 0.9,
             servers_min=2,
             servers_max=SERVERS_MAX,
-            new_max_out_bytes_per_s=self.temper.capacity_bytes_per_s,
+            new_max_out_bytes_per_s=self.mix.capacity_bytes_per_s,
             move_timeout_s=rng.choice((8.0, 30.0)),
             join_timeout_s=6.0,
             retry_s=1.5,
@@ -199,7 +198,7 @@ class BalancerRun(MovesRun):
         )
 
     def coordinator_options(self) -> CoordinatorOptions:
-        """Some hear of the plan late, but never so late that moves are given up again and again."""
+        """Changes of the plan may arrive late, but not so late that moves time out again and again."""
         slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3))
         return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
 
@@ -213,10 +212,10 @@ class BalancerRun(MovesRun):
         return self.shifting
 
     def strangers_active(self) -> bool:
-        """Plain clients are part of what shifts."""
-        return self.temper.strangers and self.shifting
+        """Plain clients publish only while the load shifts."""
+        return self.mix.strangers and self.shifting
 
-    # Who is there
+    # Participants
 
     def make_app(self, node: Node) -> LoadedApp:
         """Applications publish at the rates of the load."""
@@ -226,28 +225,28 @@ class BalancerRun(MovesRun):
         return LoadedApp(self, node)
 
     def agent_wall(self, node: Node) -> WallClock:
-        """Clocks on the wall are off, some by seconds."""
+        """The agents' time of day is wrong, for some by seconds."""
         return self._wall(node, SKEWS_S)
 
     def _wall(self, node: Node, skews_s: tuple[float, ...]) -> WallClock:
         return WallClock(node, self.world.rng(f"wall/{node.name}").choice(skews_s))
 
     def make_leaders(self) -> list[str]:
-        """Makes those who keep the ring, move channels and balance load."""
+        """Makes the leaders and the provider."""
         self.addresses = {name: ServerAddress(name, name, 1) for name in self.names}
         self.first_names = frozenset(self.names)
         self.telemetry = TelemetryFaults(self.world, lambda: self.shifting)
         for server in self.servers:
             self.telemetry.strike(server)
-        self.provider = SimProvider(self, self.names, self.options, self.temper.refuses, self.temper.fails)
-        self.leaders = [f"leader{index}" for index in range(self.temper.leaders)]
+        self.provider = SimProvider(self, self.names, self.options, self.mix.refuses, self.mix.fails)
+        self.leaders = [f"leader{index}" for index in range(self.mix.leaders)]
         for name in self.leaders:
             self.leader(name, "mover")
-        self.movers = list(self.leaders)
+        self.conductors = list(self.leaders)
         return self.leaders
 
     async def lead(self, process: Process) -> None:
-        """One life of a leader."""
+        """The main task of a leader's process."""
         node = process.node
 
         async def connect(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
@@ -270,13 +269,13 @@ class BalancerRun(MovesRun):
         await balance(setup, runtime, self.rules, holder, partial(self.balance.follow, holder))
 
     def _archive(self) -> None:
-        """All that servers have recorded so far is archived."""
+        """Archives everything that the servers have recorded so far."""
         for server in self.servers:
             server.model.keys.values[ARCHIVED_KEY] = b"%d" % (server.node.clock() * 1e3 + 1)
         self.world.after(ARCHIVE_S, self._archive)
 
     def other_nodes(self) -> list[str]:
-        """No plain clients: they would be a load that is never steady."""
+        """Makes no plain clients, because their load would never be steady."""
         return []
 
     def server_of(self, name: str) -> RedisNode:
@@ -284,8 +283,8 @@ class BalancerRun(MovesRun):
         return self.servers[self.names.index(name)]
 
     def is_there(self, name: str) -> bool:
-        """Whether a server has come and has not been removed."""
-        return name in self.addresses and name not in self.gone
+        """Whether a server was started and has not been removed."""
+        return name in self.addresses and name not in self.removed
 
     def book_ids(self) -> tuple[str, ...]:
         """The members of the ring."""
@@ -294,7 +293,7 @@ class BalancerRun(MovesRun):
     # Servers come and go
 
     def start_server(self, server: str) -> None:
-        """A server and its agent are there from now on."""
+        """Starts a server and its agent."""
         self.world.note("server starts", server)
         self.names.append(server)
         self.servers.append(self._server(server))
@@ -305,10 +304,10 @@ class BalancerRun(MovesRun):
         self.balance.added(server)
 
     def end_server(self, server: str) -> None:
-        """A server and its agent are gone for good."""
+        """Removes a server and its agent."""
         self.world.note("server ends", server)
         self.balance.removed(server)
-        self.gone.add(server)
+        self.removed.add(server)
         if server in self.addresses:
             names = server, f"agent-{server}"
             self.faults.leave_out(names)
@@ -327,18 +326,18 @@ class BalancerRun(MovesRun):
             node.crash()
 
     def _crash_agent(self, name: str, why: str) -> None:
-        if name not in self.gone:
+        if name not in self.removed:
             super()._crash_agent(name, why)
 
     # The run
 
     def begin_safety(self) -> None:
-        """Load shifts from now on; in some runs somebody moves channels by hand."""
+        """Starts to shift the load; in some runs channels are also moved by hand."""
         if self.book.ring is None:
             self.world.after(0.2, self.begin_safety)
             return
         assert self.operator is not None
-        if self.temper.by_hand:
+        if self.mix.by_hand:
             self.operator.start()
         Asker(self).start()
         self._shift_later()
@@ -359,14 +358,14 @@ class BalancerRun(MovesRun):
         self.balance.ring_written(before, set(self.history.members))
 
     def entry_written(self, entry: Entry) -> None:
-        """Notes when."""
+        """Notes the time of the write."""
         self.entry_at[entry.unit] = self.world.now
         super().entry_written(entry)
 
     def plan_begun(self, leader: str) -> None:
-        """The first request of a plan was written: perhaps its leader suffers for it."""
+        """Called when the first request of a plan was written; a fault may hit the leader."""
         rng = self.world.rng("strike")
-        if leader and self.faults.active and not self.peaceful and rng.random() < self.temper.struck:
+        if leader and self.faults.active and not self.peaceful and rng.random() < self.mix.struck:
             if self.world.rng("depose").random() < DEPOSED:
                 self._strike("leader deposed with a plan under way", lambda: self._depose(leader))
                 return
@@ -384,10 +383,9 @@ class BalancerRun(MovesRun):
                     )
 
     async def stop_before_write(self, node: Node, probability: float) -> None:
-        """A leader is about to write what it decided: perhaps its process stops here, and goes on as if nothing had
-        happened."""
+        """Called before a leader writes a decision; its process may be paused here, and then goes on with the write."""
         rng = self.world.rng("stop")
-        if self.faults.active and not self.peaceful and rng.random() < probability * self.temper.struck:
+        if self.faults.active and not self.peaceful and rng.random() < probability * self.mix.struck:
             self.balance.seen["leader stopped before a write"] += 1
             self.faults.pause(node, STOPPED_S)
             await asyncio.sleep(TURN_S)
@@ -403,16 +401,16 @@ class BalancerRun(MovesRun):
         self.world.after(rng.choice((0.0, 1.0)) * rng.uniform(0.0, STRIKE_S), strike)
 
     def _last_move(self) -> None:
-        """Load is as it will be from now on: what the servers that there may be can carry."""
+        """Makes the load steady, at a level that the largest pool can carry."""
         super()._last_move()
         subs = [sub.text for app in self.apps for sub in app.subs]
         receivers = {channel: subs.count(channel) + subs.count(self.pattern) for channel in self.channels}
-        capacity = self.temper.capacity_bytes_per_s
+        capacity = self.mix.capacity_bytes_per_s
         channel_max, total_max = STEADY_CHANNEL_RATIO * capacity, STEADY_RATIO * SERVERS_MAX * capacity
         self.load.settle(self.settings.window_s, receivers, channel_max, total_max)
 
     def go_on(self) -> None:
-        """Under steady load everything comes to rest, and stays there."""
+        """Checks that moves stop under steady load."""
         world, watch, window_s = self.world, self.balance, self.settings.window_s
         began_at = world.now
         rest_s = SETTLE_WINDOWS[self.options.policy] * window_s
@@ -426,7 +424,7 @@ class BalancerRun(MovesRun):
         watch.at_rest = False
 
     def checker(self) -> BalancerCheck:
-        """Who judges what was moved."""
+        """The checker of this scenario."""
         return BalancerCheck(self)
 
     def _judged(self) -> Outcome:
@@ -459,5 +457,5 @@ class LeaderClient(ModelClient):
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
-    """Runs one seed; the same seed gives the same outcome, always."""
+    """Runs one seed; the same seed always gives the same outcome."""
     return BalancerRun(seed, rules, trace).execute()

@@ -1,6 +1,7 @@
-"""Somebody who asks the balancer for proposals and applies some of them, late, twice, or ones that there are not.
+"""An operator who requests proposals from the balancer and applies some: late, twice, or with an unknown digest.
 
-Owns the asks of a run of the scenario `balancer`, as `shoal plan propose` and `shoal plan apply` write them.
+Owns the requests of the scenario `balancer`, in the form in which `shoal plan propose` and `shoal plan apply` write
+them.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ if TYPE_CHECKING:
 PAUSE_S: Final = 5.0
 LOOK_S: Final = 0.5
 LATER_S: Final = (0.0, 3.0, 9.0)
-"""How long a proposal is looked at before it is applied."""
+"""Time between a proposal and its application."""
 RIVAL_SHARE: Final = 0.3
-"""How often two policies are asked at once, and both proposals applied in the same moment."""
+"""How often two policies are asked at once and both proposals are applied at the same time."""
 AGAIN_SHARE: Final = 0.3
 """How often a proposal is applied a second time."""
 
 
 class Asker:
-    """Asks as long as load shifts."""
+    """Requests proposals as long as the load shifts."""
 
     def __init__(self, run: BalancerRun) -> None:
         self.run = run
@@ -32,7 +33,7 @@ class Asker:
         self._count = 0
 
     def start(self) -> None:
-        """Begins to ask, after a while."""
+        """Starts to request proposals, after a while."""
         pause_s = PAUSE_S if self.run.options.auto else PAUSE_S / 4
         self.run.world.after(self.random.expovariate(1 / pause_s), self._propose)
 
@@ -52,7 +53,7 @@ class Asker:
             self.start()
 
     def _wait_for(self, id: str, later_s: float) -> None:
-        """Looks for the proposal now and then, and takes it away."""
+        """Polls for the proposal, and deletes it when it is there."""
         stored = self.run.coordinator.store.get(balancer_keys.answer_key(id))
         if stored is None:
             if self.run.shifting:

@@ -1,6 +1,6 @@
-"""The checkers of the scenario `balancer`, beside those of channels and moves.
+"""The checkers of the scenario `balancer`, in addition to those of channels and moves.
 
-Owns what is judged at the end of a run. What is judged at the moment of each write is `balancer_watch`.
+Owns the checks at the end of a run. The checks of each write are in `balancer_watch`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class BalancerCheck(MovesCheck):
         super().__init__(run)
 
     def judge(self, verdict: Verdict) -> None:
-        """Adds what is wrong to the verdict."""
+        """Adds violations to the verdict."""
         for text in self.unsettled():
             verdict.violate("unsettled move", text)
         self._foreign(verdict)
@@ -32,5 +32,6 @@ class BalancerCheck(MovesCheck):
             verdict.violate(kind, text)
 
     def _is_promised(self, foreign: Foreign) -> bool:
-        """A server that is added is there before it is in the ring, and nobody listens to it yet."""
+        """Whether the server is one of the first ones. An added server is up before it joins the ring, and has no
+        subscribers until then."""
         return foreign.server in self.run.first_names

@@ -1,6 +1,6 @@
-"""What a campaign of the scenario `balancer` must meet, and the rules that it can take out.
+"""The corners that a campaign of the scenario `balancer` must exercise, and the rules that it can break.
 
-Owns the two lists and the names of the counters behind them.
+Owns the two lists and the names of the counters.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "once", "settle", "fresh_load", "guest", "state_first")
-"""The rules that this scenario puts to the test."""
+"""The rules that this scenario tests."""
 
 _SAME: Final = (
     "plan",
@@ -50,7 +50,7 @@ _SAME: Final = (
     "late joiner",
     "machine crash",
 )
-"""Corners whose counters have their names."""
+"""Corners that are named like their counters."""
 
 CORNERS: Final = {
     **{name: name for name in _SAME},
@@ -67,4 +67,4 @@ CORNERS: Final = {
     "pause": "pause",
     "power failure": "crash_power",
 }
-"""Every corner that a campaign must meet, and the counter that shows it."""
+"""Every corner that a campaign must exercise, and its counter."""

@@ -1,7 +1,7 @@
-"""The load of the scenario `balancer`: how fast applications publish on each channel, and how it changes.
+"""The load of the scenario `balancer`: how fast applications publish on each channel, and how that changes.
 
-Owns rates and sizes, and the applications that keep to them. In the end the load is steady: nobody comes or goes, and
-every channel has its rate.
+Owns rates and sizes, and the applications that follow them. At the end the load is steady: no client comes or goes, and
+every channel keeps its rate.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
 
 RATES: Final = (0.5, 2.0, 4.0)
-"""Publications a second of a channel."""
+"""Messages per second on a channel."""
 SIZES: Final = (200, 1000, 3000)
 HOT: Final = (6.0, 4000)
-"""Rate and size of a channel that is hot."""
+"""Rate and message size of a hot channel."""
 STEADY_COUNTS: Final = (4, 6)
-"""Messages on a channel in a window of steady load, few or many: less would not look steady, more cost too much."""
+"""Messages on a channel in a window of steady load, few or many. Fewer would vary too much from window to window, more
+would cost too much time."""
 STEADY_FROM_S: Final = 0.15
-"""When the first message of a second is published then: not where one second, by any clock, ends and another begins."""
+"""Offset of the first message in a second of steady load, away from the start of a second on any clock."""
 SILENT_S: Final = 1.0
-"""How often a publisher looks whether a silent channel is to be used again."""
+"""How often a publisher checks whether a silent channel has a rate again."""
 SHIFT_S: Final = (4.0, 10.0)
-"""How long a load lasts before it changes."""
+"""Time between two changes of the load."""
 FACTORS: Final = (0.0, 0.3, 1.0, 1.0, 1.5)
-"""What all rates are multiplied with: nearly nobody, few, many, a crowd."""
+"""Factors on all rates, from nearly no load to a crowd."""
 
 
 class Load:
-    """What is published on each channel now."""
+    """The current rate and message size of each channel."""
 
     def __init__(self, rng: Random, channels: list[str], apps: list[str]) -> None:
         self.random = rng
@@ -42,11 +43,11 @@ class Load:
         self.publishers = {channel: rng.sample(apps, rng.randint(1, min(3, len(apps)))) for channel in channels}
         self._of: dict[str, tuple[float, int]] = {}
         self.is_steady = False
-        """Whether every publisher keeps to its times exactly."""
+        """Whether the load is steady: every publisher publishes at exact times."""
         self.shift()
 
     def shift(self) -> None:
-        """From now on it is another one."""
+        """Changes the load."""
         random = self.random
         factor = random.choice(FACTORS)
         self._of = {channel: (factor * random.choice(RATES), random.choice(SIZES)) for channel in self.channels}
@@ -54,8 +55,8 @@ class Load:
             self._of[random.choice(self.channels)] = HOT
 
     def settle(self, window_s: int, receivers: dict[str, int], channel_max: float, total_max: float) -> None:
-        """From now on every publisher publishes equally often in each window, and what is sent (bytes a second) for
-        one channel and for all stays below a bound."""
+        """Makes the load steady: every publisher publishes equally often in each window, and the traffic (bytes per
+        second) stays below a bound for one channel and for all."""
         self.is_steady = True
         for channel, (rate, size) in self._of.items():
             publishers = len(self.publishers[channel])
@@ -67,13 +68,13 @@ class Load:
         self._of = {channel: (rate, int(part * size)) for channel, (rate, size) in self._of.items()}
 
     def of(self, channel: str) -> tuple[float, int]:
-        """Publications a second of each publisher, and the size of a message."""
+        """Messages per second of each publisher, and the message size."""
         rate, size = self._of[channel]
         return rate / len(self.publishers[channel]), size
 
 
 class LoadedApp(App):
-    """An application that publishes at the rates of the load, and comes and goes while the load is not steady."""
+    """An application that publishes at the rates of the load. While the load shifts, it subscribes and unsubscribes."""
 
     run: BalancerRun
 
@@ -100,12 +101,12 @@ class LoadedApp(App):
             self.after(pause_s, self._speak, channel)
 
     def _speak_on(self, channel: str, incarnation: int) -> None:
-        """Keeps to the true time, whatever its own clock says."""
+        """Publishes by virtual time, not by the node's clock."""
         if self.node.incarnation == incarnation:
             self.node.call(self.process.loop.run, self._speak, channel)
 
     def _wander(self) -> None:
-        """Subscriptions come and go."""
+        """Subscribes and unsubscribes."""
         run, random = self.run, self.random
         if not run.shifting:
             return
@@ -114,9 +115,9 @@ class LoadedApp(App):
             run.exercised["late joiner"] += 1
         elif self.subs:
             self._unsubscribe(random.choice(self.subs))
-        self.after(random.expovariate(1 / run.temper.wander_s), self._wander)
+        self.after(random.expovariate(1 / run.mix.wander_s), self._wander)
 
     def ring_changed(self) -> None:
-        """Nobody does anything about it once the load is steady."""
+        """Reacts to a new ring only while the load shifts."""
         if self.run.shifting:
             super().ring_changed()

@@ -1,8 +1,8 @@
-"""What the scenario `balancer` sees: who writes what by which right, what is proposed and applied, how servers come and
-go.
+"""Observes the scenario `balancer`: writes and the leases behind them, proposals and their application, changes of the
+pool.
 
-Owns the counters of `exercised` that are about balancing, and the checks of each write at the moment it takes effect.
-Shares no code with the balancer but the forms of what is written.
+Owns the counters of `exercised` about balancing, and the checks of each write when it takes effect. Shares only the
+formats of the written values with the balancer.
 """
 
 from __future__ import annotations
@@ -29,80 +29,78 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
 
 STALE_S: Final = 3.0
-"""How old what a leader goes by may be, when nothing strikes."""
+"""How old the information of a leader may be without faults."""
 SKEW_S: Final = 2.5
-"""By how much the end of a window may be ahead of the time, and clocks of leaders apart."""
+"""How far the end of a window may be in the future, and how far the clocks of leaders may differ."""
 EMPTY_MIN_S: Final = 1.0
-"""For so long, at least, a server that is drained must have been seen empty."""
+"""A drained server must have been observed empty for at least this long."""
 MARKED_S: Final = 1.0
-"""So long after the mark of a death a keeper may still go by what it saw before: whoever comes back in that very moment
-is taken in, and sent out again because of the mark."""
+"""For this long after a server is marked as lost, a keeper may still act without the mark: it lets a server that
+returns just then join, and removes it again when it sees the mark."""
 RECORDS_KNOWN_S: Final = 4.0
-"""A leader knows of records that are older than this: it asks a drained server every two seconds."""
+"""A leader knows of all records older than this, because it asks a drained server every two seconds."""
 SAMPLE_S: Final = 0.5
 OLD_LOAD_S: Final = 5.0
-"""How much older than a lead the load may be that it goes by: a window, the wait for late telemetry, and clocks."""
+"""How long before the start of its lead a leader's load window may have ended: a window, the wait for late telemetry,
+and clock errors."""
 DIGEST_CHARACTERS: Final = 16
 ASKED: Final = "asked for"
-"""Stands for the holder where a proposal was asked for."""
+"""Takes the place of the holder for a proposal on request."""
 
 
 class BalancerWatch:
-    """Follows one run."""
+    """Observes and checks one run."""
 
     def __init__(self, run: BalancerRun) -> None:
         self.run = run
         self.seen: Counter[str] = Counter()
         self.violations: list[tuple[str, str]] = []
         self.changed_at = 0.0
-        """When last anything was asked for, marked, added or removed."""
-        self.pool_changed_at = 0.0
-        """When last servers came, went or were marked."""
+        """The last time that a move was requested or the pool changed."""
         self.at_rest = False
-        """Whether load has been steady and nothing has moved for so long that nothing should."""
+        """Whether the load has been steady without a move for so long that there must be no further move."""
         self._proposals: dict[str, tuple[str, Proposal]] = {}
         self._applied: dict[str, tuple[float, str]] = {}
-        """By the beginning of a digest: when the plan's first request was written, and by whom."""
+        """By digest prefix: when the plan's first request was written, and by which leader."""
         self._merged: set[bytes] = set()
-        """Channels that were merged under steady load. One that is as busy as the bound of that may dip below it at any
-        time by chance; then it must stay."""
+        """Channels that were merged under steady load. A channel whose load is close to the threshold may fall below it
+        by chance at any time; after one merge it must stay merged."""
         self._carried_out: dict[str, str] = {}
-        """Who has applied a plan, whether or not it moves anything."""
+        """By plan: the holder that applied it, also if it moves nothing."""
         self._requests: dict[str, str] = {}
-        """The plan of each request that stands, by key."""
+        """The plan of each open request, by key."""
         self._planned_at = -1e9
         self._marks: dict[str, Mark] = {}
         self._in_ring_at: dict[str, float] = {}
         self._lost: dict[str, float] = {}
-        """Servers that have died and not come back, and when that was marked."""
-        self._used_at: dict[str, float] = {}
+        """Servers that were lost and have not come back, and when they were marked."""
         self._empty: dict[str, list[tuple[float, float]]] = {}
-        """The time spans in which a server was seen empty, oldest first. Who looks in by an old ring, and is sent on
-        before the next look, does not count."""
+        """The time spans in which a server was observed empty, oldest first. Clients that come by an old ring and are
+        redirected before the next sample do not count."""
         self._there: dict[str, set[str]] = {}
         self._balancing: dict[str, BalancerShell] = {}
-        """By holder: one life of a balancer."""
+        """By holder: its balancer."""
         self._counters: dict[str, tuple[int, int, int]] = {}
         self._lead_token = 0
         self._leads_since: dict[str, float] = {}
-        """By holder: when its last time in the lead began."""
+        """By holder: when its last lead began."""
         self._adding: set[str] = set()
-        """Servers that the balancer knows to come, and that have not been in the ring yet."""
+        """Servers that the balancer has added and that have not joined the ring yet."""
 
     def violate(self, kind: str, text: str) -> None:
-        """A promise is broken now."""
+        """Records a broken promise, with the time."""
         self.violations.append((kind, f"{text} at t={self.run.world.now:.3f}"))
         self.run.world.note("violation", kind, text)
 
     @property
     def leaving(self) -> bool:
-        """Whether a server that was sent away is still in the ring."""
+        """Whether a server that must leave is still in the ring."""
         return any(self._marks.get(server) is Mark.OUT for server in self.run.book_ids())
 
-    # -- what is written -------------------------------------------------------------------------------------
+    # -- writes ----------------------------------------------------------------------------------------------
 
     def written(self, key: str) -> None:
-        """The coordinator has taken a write, or a deletion."""
+        """The coordinator has applied a write or a deletion."""
         self._note_lead()
         self._check_right(key)
         if key == STATE_KEY:
@@ -113,7 +111,7 @@ class BalancerWatch:
             self._mark_written(key)
 
     def _note_lead(self) -> None:
-        """Notes when a lead begins: its first write comes at once."""
+        """Notes when a lead begins; a leader writes immediately after that."""
         lease = self.run.coordinator.store.lease_of(KEEPER_LEASE)
         if lease is not None and lease.token != self._lead_token:
             self._lead_token = lease.token
@@ -125,14 +123,14 @@ class BalancerWatch:
             self._adding |= decode(stored.value, BalancerState).adding.keys() - {*self._in_ring_at}
 
     def _check_right(self, key: str) -> None:
-        """Whoever writes as a leader must be the leader at this very moment."""
+        """A process that writes as a leader must hold the lease at that moment."""
         writer = self.run.coordinator.serving
         if writer is None or writer[0] not in self.run.leaders:
             return
         lease = self.run.coordinator.store.lease_of(KEEPER_LEASE)
         holder = f"{writer[0]}/{writer[1]}"
         if lease is None or lease.holder != holder:
-            self.violate("deposed", f"{holder} wrote {key}, though {lease.holder if lease else 'nobody'} leads")
+            self.violate("deposed", f"{holder} wrote {key}, though {lease.holder if lease else 'no process'} leads")
 
     def _request_written(self, key: str) -> None:
         stored = self.run.coordinator.store.get(key)
@@ -176,10 +174,10 @@ class BalancerWatch:
             self._merged.add(request.unit)
 
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
-        """What is asked for is what was proposed, and names servers of the pool only."""
+        """A request must be the proposed move, and name only servers of the ring."""
         move = proposal.moves[index]
         if (move.unit, move.after.mode, move.after.servers) != (request.unit, request.mode, request.servers):
-            self.violate("other than proposed", f"{request} is not {move}")
+            self.violate("other than proposed", f"{request} differs from {move}")
         now = self.run.world.now
         for server in request.servers:
             if self._in_ring_at.get(server, -1e9) < now - STALE_S and server not in self.run.book_ids():
@@ -193,26 +191,26 @@ class BalancerWatch:
                 self.violate("two at once", f"plan {plan} begins while {key} of {other} has not ended")
 
     def _check_wait(self, proposal: Proposal, asked: bool) -> None:
-        """Between two plans of `dynamoth` there is a while, whoever makes them, unless servers have died."""
+        """Between two plans of `dynamoth` there must be a wait, also across leaders, unless servers have died."""
         now = self.run.world.now
         since_s, self._planned_at = now - self._planned_at, now
         lost = all(move.reason == "lost" for move in proposal.moves)
         if proposal.policy == "dynamoth" and not asked and not lost:
             wait_s = self.run.settings.wait_s
             if since_s < wait_s - SKEW_S:
-                self.violate("hasty", f"a plan after {since_s:.1f} s, though {wait_s:g} s are to pass")
+                self.violate("hasty", f"a plan after {since_s:.1f} s, though the wait is {wait_s:g} s")
 
     def _check_basis(self, proposal: Proposal) -> None:
-        """What a proposal was made from has not changed long ago."""
+        """The plan that a proposal was made from must not have changed, except very recently."""
         run, now = self.run, self.run.world.now
         ring = run.book.ring
         if ring is not None and ring.version != proposal.ring_version and now - run.ring_at > STALE_S:
-            self.violate("stale", f"a proposal of ring {proposal.ring_version} is applied to ring {ring.version}")
+            self.violate("stale", f"a proposal for ring {proposal.ring_version} was applied to ring {ring.version}")
         for move in proposal.moves:
             entry = run.book.entry(move.unit)
             newness = entry.newness if entry else 0
             if newness != move.revision and now - run.entry_at.get(move.unit, now) > STALE_S:
-                self.violate("stale", f"{move.unit.decode()} was at {move.revision}, and is at {newness}")
+                self.violate("stale", f"{move.unit.decode()} was at {move.revision} and is at {newness}")
 
     # -- the pool --------------------------------------------------------------------------------------------
 
@@ -225,9 +223,9 @@ class BalancerWatch:
             self._marks[server] = mark
         if mark is before:
             return
-        if mark is None and server in self.run.gone:
+        if mark is None and server in self.run.removed:
             return
-        self.changed_at = self.pool_changed_at = self.run.world.now
+        self.changed_at = self.run.world.now
         self.run.world.note("mark", server, str(before), str(mark))
         here = server in self.run.book_ids()
         if mark in (Mark.FREEING, Mark.DRAIN) and before in (None, Mark.GUEST):
@@ -235,7 +233,7 @@ class BalancerWatch:
         elif mark is Mark.OUT and before is Mark.DRAIN and here:
             self._check_empty(server)
             if self.run.options.keep_records and self._has_records(server, RECORDS_KNOWN_S):
-                self.violate("records lost", f"{server} is sent away, and its records are not archived")
+                self.violate("records lost", f"{server} must leave before its records are archived")
         elif mark is Mark.LOST:
             self.seen["server lost"] += 1
             self._lost[server] = self.run.world.now
@@ -245,28 +243,28 @@ class BalancerWatch:
             self.seen["guest promoted"] += 1
 
     def _check_empty(self, server: str) -> None:
-        """A server leaves because it is empty: nobody is there, and nothing names it."""
+        """A server that leaves must be empty: no subscribers, no entry that names it, and not a home."""
         self.seen["server left empty"] += 1
         now, run = self.run.world.now, self.run
         ring = run.book.ring
         if ring is not None and server in ring.homes:
-            self.violate("not drained", f"{server} leaves, and is a home")
+            self.violate("not drained", f"{server} leaves although it is a home")
         for channel, entry in run.watch.entries.items():
             placed = entry.servers if entry.phase is not Phase.END else entry.placement.servers
             if server in (*placed, *entry.helped) and now - run.entry_at.get(channel, now) > STALE_S:
-                self.violate("not drained", f"{server} leaves, and {channel.decode()} is there: {entry}")
+                self.violate("not drained", f"{server} leaves although it has {channel.decode()}: {entry}")
         recent_s = STALE_S + run.options.empty_s
         spans = self._empty.get(server, [])
         if not any(until - since >= EMPTY_MIN_S and now - until <= recent_s for since, until in spans):
-            self.violate("not drained", f"{server} leaves, and was not seen empty: {self.users(server)}")
+            self.violate("not drained", f"{server} leaves without having been empty: {self.users(server)}")
 
     def users(self, server: str) -> list[str]:
-        """The channels that somebody subscribes to at a server."""
+        """The channels with subscribers on a server."""
         redis = self.run.server_of(server)
         return sorted(name.decode() for name in redis.model.channels_in_use() if not name.startswith(b"__shoal:"))
 
     def sample(self) -> None:
-        """Looks at the servers now and then."""
+        """Samples the drained servers periodically."""
         now = self.run.world.now
         for server, mark in self._marks.items():
             if mark is Mark.DRAIN and self.run.is_there(server):
@@ -281,7 +279,7 @@ class BalancerWatch:
         self.run.world.after(SAMPLE_S, self.sample)
 
     def _has_records(self, server: str, age_s: float = 0.0) -> bool:
-        """Whether a server has entries of a record that are at least so old and not archived."""
+        """Whether a server has record entries of at least this age that are not archived."""
         model, clock = self.run.server_of(server).model, self.run.server_of(server).node.clock()
         stream = model.keys.values.get(record_key(self.run.channels[0].encode()))
         archived = model.keys.values.get(ARCHIVED_KEY, b"0")
@@ -291,27 +289,27 @@ class BalancerWatch:
 
     def removed(self, server: str) -> None:
         """The provider ends a server."""
-        self.changed_at = self.pool_changed_at = self.run.world.now
+        self.changed_at = self.run.world.now
         self.seen["server removed"] += 1
         if server in self.run.book_ids():
-            self.violate("not drained", f"{server} is removed, and is in the ring")
+            self.violate("not drained", f"{server} is removed while it is in the ring")
 
     def added(self, server: str) -> None:
-        """A server has come."""
-        self.changed_at = self.pool_changed_at = self.run.world.now
+        """A server was added."""
+        self.changed_at = self.run.world.now
         self.seen["server added"] += 1
 
     def ring_written(self, before: set[str], after: set[str]) -> None:
         """The ring has changed."""
         now, ring = self.run.world.now, self.run.book.ring
         assert ring is not None
-        self.changed_at = self.pool_changed_at = now
+        self.changed_at = now
         for server in before | after:
             self._in_ring_at[server] = now
         for server in sorted(self._adding & after):
             self._adding.discard(server)
             if server in ring.homes and not all(other in self._marks for other in ring.ids):
-                self.violate("not a guest", f"{server} was added and joins as a home")
+                self.violate("not a guest", f"{server} was added and joined as a home")
         for server in sorted(after - before):
             if now - self._lost.get(server, now) > MARKED_S:
                 self._came_back(server)
@@ -321,7 +319,7 @@ class BalancerWatch:
             self.seen["server died"] += 1
 
     def _came_back(self, server: str) -> None:
-        """Whoever died joins empty."""
+        """A server that died must return empty."""
         del self._lost[server]
         self.seen["server died and came back empty"] += 1
         run, ring = self.run, self.run.book.ring
@@ -330,16 +328,16 @@ class BalancerWatch:
             self.violate("not empty", f"{server} came back as a home")
         for channel, entry in run.watch.entries.items():
             if server in entry.placement.servers and run.world.now - run.entry_at.get(channel, 0.0) > STALE_S:
-                self.violate("not empty", f"{server} came back, and {channel.decode()} is there: {entry}")
+                self.violate("not empty", f"{server} came back although it has {channel.decode()}: {entry}")
 
-    # -- what a balancer says --------------------------------------------------------------------------------
+    # -- the audit log ---------------------------------------------------------------------------------------
 
     def follow(self, holder: str, balancing: BalancerShell) -> None:
-        """A life of a balancer has begun."""
+        """A balancer has started."""
         self._balancing[holder] = balancing
 
     def decided(self, holder: str, record: DecisionRecord) -> None:
-        """A decision was put on record."""
+        """A decision was written to the audit log."""
         self.seen["decision"] += 1
         self.seen["window"] += 1
         who = ASKED if record.asked else holder
@@ -353,15 +351,15 @@ class BalancerWatch:
         self._count_telemetry(holder, self._balancing[holder].fold_counters)
 
     def _check_fresh(self, holder: str, record: DecisionRecord, window: LoadWindow) -> None:
-        """What a leader does of its own accord goes by the load of its time in the lead."""
+        """Decisions that were not requested must use load from the leader's current lead."""
         self._note_lead()
         began_s = FIRST_SECOND + self._leads_since.get(holder, 0.0)
         if not record.asked and window.end_s < began_s - OLD_LOAD_S:
             age_s = began_s - window.end_s
-            self.violate("old load", f"{holder} goes by a window that ended {age_s:.1f} s before it led")
+            self.violate("old load", f"{holder} used a window that ended {age_s:.1f} s before it led")
 
     def came_of(self, holder: str, outcome: Outcome) -> None:
-        """What became of a decision was put on record."""
+        """The outcome of a decision was written to the audit log."""
         plan = outcome.digest[:DIGEST_CHARACTERS]
         self.run.world.note("outcome", outcome.state, plan, str(outcome.facts))
         self.seen[f"plan {outcome.state}"] += 1
@@ -375,7 +373,7 @@ class BalancerWatch:
             self.seen["proposal refused while a plan is under way"] += "under way" in why
         elif outcome.state == "applied":
             if plan in self._carried_out:
-                self.violate("applied twice", f"{holder} applies {plan}, as {self._carried_out[plan]} did")
+                self.violate("applied twice", f"{holder} applied {plan}, after {self._carried_out[plan]} had")
             self._carried_out[plan] = holder
         elif outcome.state == "ended":
             began = self._applied.get(plan)
@@ -384,7 +382,7 @@ class BalancerWatch:
             self.seen["late move"] += int(outcome.facts.get("late", 0))
 
     def _count_telemetry(self, holder: str, counters: FoldCounters) -> None:
-        """Counts what became of the telemetry that a life of a balancer has read; each lead begins at 0."""
+        """Counts late, early and duplicate telemetry of a balancer. Its counters start at 0 with each lead."""
         now = counters.late, counters.duplicates, counters.early
         before = self._counters.get(holder, (0, 0, 0))
         for name, value, known in zip(("late", "duplicate", "early"), now, before, strict=True):
@@ -393,16 +391,16 @@ class BalancerWatch:
 
 
 class AuditTap:
-    """The audit log of a simulated balancer: the watch sees what is written to it."""
+    """The audit log of a simulated balancer: passes everything to the watch."""
 
     def __init__(self, watch: BalancerWatch, holder: str) -> None:
         self._watch = watch
         self._holder = holder
 
     def write_decision(self, record: DecisionRecord, *, quiet: bool) -> None:
-        """Puts a decision on record."""
+        """Records a decision."""
         self._watch.decided(self._holder, record)
 
     def write_outcome(self, outcome: Outcome) -> None:
-        """Puts on record what became of one."""
+        """Records the outcome of a decision."""
         self._watch.came_of(self._holder, outcome)

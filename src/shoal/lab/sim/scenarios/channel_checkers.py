@@ -1,7 +1,7 @@
-"""The checkers of channels: given the record of a run, what was lost, doubled, reordered, invented or never settled.
+"""The checkers of channels: they find what a run lost, duplicated, reordered or invented, and what never settled.
 
-Owns the meaning of the channels' promise, written down a second time, without any code of the router. Used on simulated
-runs and on real ones (`shoal soak`).
+Owns a second statement of the channels' promise, without any code of the router. Used on simulated runs and on real
+ones (`shoal soak`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shoal.message import Gap, Message
 
 FOREIGN_PUBLISHER: Final = 0
 FOREIGN: Final = b"foreign "
-"""How the payloads begin that scenarios publish by plain Redis clients."""
+"""Prefix of the payloads that plain Redis clients of a scenario publish."""
 
 Key = tuple[str, int, int]
 """Channel, publisher, sequence number."""
@@ -24,13 +24,13 @@ Key = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Expectations:
-    """What this run allows.
+    """What the checkers expect of a run.
 
-    `healable`: no gap may be reported while its publisher lives: windows are large enough, and the faults end
-    long before `gap_timeout_s` is over. `calm`: no fault struck, so a subscription must begin exactly at its
-    baseline; after a fault, older messages may be delivered, or reported missing, rather than risk one that is
-    owed. `finished`: the run ended in quiet, so everything owed must have arrived. `close_complete`: a publisher that
-    closed its bus has left no gap; only a slow reader could have needed it after that.
+    `healable`: no gap may be reported while its publisher runs, because resend windows are large enough and faults end
+    long before `gap_timeout_s`. `calm`: there was no fault, so a subscription must begin exactly at its baseline; after
+    a fault, older messages may be delivered or reported missing, because that is better than missing an owed one.
+    `finished`: the run ended quietly, so everything owed must have arrived. `close_complete`: publishers that closed
+    their bus left no gaps, because no reader was slow enough to need them afterwards.
     """
 
     healable: bool
@@ -106,9 +106,7 @@ class _Judge:
                 verdict.violate("early", f"{self.label} got {number}, {when}, before it subscribed")
 
     def _gap(self, at: float, gap: Gap) -> None:
-        """A gap must stand for something: a closed one for messages that did not arrive, an open one for a
-        death.
-        """
+        """Checks a gap: a closed one must cover messages that did not arrive, an open one must follow a crash."""
         if gap.publisher == FOREIGN_PUBLISHER:
             self.verdict.seen["foreign gap"] += 1
             return
@@ -116,7 +114,7 @@ class _Judge:
             self.verdict.seen["open gap"] += 1
             since = self.sub.called_at
             if not any(death.began_at <= at and (death.ended_at or at) >= since for death in self.history.unwatched):
-                self.verdict.violate("false gap", f"{self.label}: open gap at t={at:.3f}, but no server died: {gap}")
+                self.verdict.violate("false gap", f"{self.label}: open gap at t={at:.3f}, but no process died: {gap}")
             return
         self.verdict.seen["closed gap"] += 1
         missing = 0
@@ -137,15 +135,16 @@ class _Judge:
         publisher = self.history.publishers[gap.publisher]
         if self.expect.healable and (publisher.ended_at is None or publisher.ended_at > at):
             self.verdict.violate(
-                "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher lives and has them"
+                "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher runs and has the messages"
             )
         elif self.expect.close_complete and not publisher.crashed:
-            self.verdict.violate("unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher closed in order")
+            self.verdict.violate(
+                "unhealed", f"{self.label}: {gap} at t={at:.3f}, though its publisher closed its bus in order"
+            )
 
     def _covered(self, message: Published) -> bool:
-        """Whether a reported gap accounts for a message. An open gap accounts only for what was published
-        before it was reported, and one without a publisher only for publishers that have crashed or closed.
-        """
+        """Whether a reported gap covers a message. An open gap covers only messages that were published before it was
+        reported, and one without a publisher only those of publishers that have crashed or closed."""
         for at, gap in self.gaps:
             if gap.publisher is None:
                 publisher = self.history.publishers[message.publisher]
@@ -160,9 +159,8 @@ class _Judge:
         return False
 
     def _completeness(self) -> None:
-        """Everything owed has arrived or is in a gap. A subscription that ended is owed what comes before
-        what it got.
-        """
+        """Checks that everything owed has arrived or is in a gap. A subscription that ended is owed only the messages
+        before the last one it got."""
         for message, followed in self.deliveries.missing():
             due = self.expect.finished and self.sub.ended_at is None
             if due and self.history.publishers[message.publisher].crashed and message.confirmed_at is None:

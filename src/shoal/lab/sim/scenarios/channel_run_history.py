@@ -1,7 +1,7 @@
-"""What really happened in a run with channels: beside what was published, who subscribed when, what each subscription
-was handed, what plain Redis clients published, and when a server was not watched.
+"""The record of a run with channels: in addition to the publications, the subscriptions and what each received, the
+messages of plain Redis clients, and the times at which no agent watched a server.
 
-Owns the record that `channel_checkers` judges. It shares nothing with the router.
+Owns the record that `channel_checkers` judges. It shares no code with the router.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from shoal.message import Item, Message
 
 @dataclass(slots=True)
 class Handed:
-    """One item, as the application got it."""
+    """One message or gap, as the application received it."""
 
     at: float
     item: Item
@@ -63,22 +63,22 @@ class ChannelRunHistory(History):
         super().__init__()
         self.subscribers: list[SubscriberRecord] = []
         self.unwatched: list[Interval] = []
-        """Times at which a server may not have been watched: it died, its agent died, or it left the ring."""
+        """Times at which no agent may have watched a server: it crashed, its agent crashed, or it left the ring."""
         self.foreign: list[Foreign] = []
         self.splits: list[str] = []
         self.members: set[str] = set()
 
     def foreign_sent(self, server: str, channel: bytes, at: float) -> int:
-        """A plain client publishes; returns the number to write into the payload."""
+        """Records a message of a plain client; returns the number to write into the payload."""
         self.foreign.append(Foreign(len(self.foreign) + 1, channel.decode(), server, at))
         return len(self.foreign)
 
     def sent(self, server: str, client: int, at: float) -> None:
-        """A client sent a message to a server; that is wrong once the ring is without the server."""
+        """Records a message that a client sent to a server; a violation if the server is not in the ring."""
         if self.members and server not in self.members:
-            self.splits.append(f"client {client:x} published on {server} at t={at:.3f}, after the ring had left it")
+            self.splits.append(f"client {client:x} published on {server} at t={at:.3f}, after it had left the ring")
 
 
 def number_of(message: Message) -> int:
-    """The number that a message carries; 0 if it is none of ours."""
+    """The number in the payload of a message; 0 if there is none."""
     return number_in(message.payload)

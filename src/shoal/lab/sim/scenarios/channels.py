@@ -1,6 +1,7 @@
-"""The scenario `channels`: publishers and subscribers that come and go on a cluster that suffers, by seed.
+"""The scenario `channels`: publishers and subscribers come and go on a cluster with faults.
 
-Owns the list of what a campaign must meet. Placements are of every kind and stay what they are; only the ring changes.
+Owns the corners that a campaign must exercise. Channels have placements of every kind, which do not change; only the
+ring does.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat")
-"""The rules that this scenario puts to the test."""
+"""The rules that this scenario tests."""
 
 CORNERS: Final = {
     "late joiner": "late joiner",
@@ -62,7 +63,7 @@ CORNERS: Final = {
     "lease ran out": "router stale_links",
     "agent speaks while the coordinator is down": "agent orphan_heartbeats",
 }
-"""Every corner that a campaign must meet, and the counter that shows it."""
+"""Every corner that a campaign must exercise, and its counter."""
 
 
 class ChannelsRun(ChannelScenario):
@@ -70,5 +71,5 @@ class ChannelsRun(ChannelScenario):
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
-    """Runs one seed; the same seed gives the same outcome, always."""
+    """Runs one seed; the same seed always gives the same outcome."""
     return ChannelsRun(seed, rules, trace).execute()

@@ -1,8 +1,8 @@
 """A simulated cluster of channels: servers with agents, leaders, applications and strangers.
 
 Owns what the scenarios of channels have in common. Servers are models; agents, leaders and the applications' buses are
-the shipped ones. `rules` switches one rule of the protocol off to prove that the checkers notice. The scenarios
-themselves are `channels`, `moves`, `recording` and `balancer`.
+the shipped ones. `rules` can switch a rule of the protocol off, to prove that the checkers notice. The
+scenarios themselves are `channels`, `moves`, `recording` and `balancer`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shoal.lab.sim.scenario import FaultTargets, Scenario
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
-from shoal.lab.sim.scenarios.settled import check_settled
+from shoal.lab.sim.scenarios.liveness import check_settled
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import Stranger
 from shoal.lab.sim.world.fault_options import FaultOptions
@@ -45,9 +45,9 @@ QUIET_DEATH_S: Final = 0.01
 """How often, and how soon, a server dies after it confirmed a message on a quiet channel."""
 LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
-"""How long an agent takes to load what it needs; at first it is quick, because a run begins when all are there."""
+"""How long an agent takes to load its modules. The first agents are quick, because the run begins when all are up."""
 LAPSE_S: Final = (3.5, 7.0)
-"""How long a lease is not renewed, now and then."""
+"""How long an agent does not renew its lease when it lapses."""
 
 
 class ChannelScenario(Scenario):
@@ -72,7 +72,7 @@ class ChannelScenario(Scenario):
         shape = self.shape
         self.history = ChannelRunHistory()
         self.cut_off_at: dict[int, float] = {}
-        """When a server first cut a client off."""
+        """When a server first disconnected each client for reading too slowly."""
         self.plan_key = rng.randbytes(32)
         self.signer = Signer(self.plan_key)
         self.verifier = Verifier(self.signer.public)
@@ -116,7 +116,7 @@ class ChannelScenario(Scenario):
         return App(self, node)
 
     def agent_wall(self, node: Node) -> WallClock:
-        """The time of day as the agent on a node has it."""
+        """The time of day of the agent on a node."""
         return WallClock(node)
 
     def apps_leave(self) -> bool:
@@ -128,7 +128,7 @@ class ChannelScenario(Scenario):
         return self.active
 
     def other_nodes(self) -> list[str]:
-        """Makes the scenario's own nodes; those named may be crashed and paused."""
+        """Makes the scenario's own nodes; returns the names of those that may be crashed and paused."""
         return []
 
     def subscribable(self) -> list[str]:
@@ -136,7 +136,7 @@ class ChannelScenario(Scenario):
         return self.channels + self.quiet_channels
 
     def entry_written(self, entry: Entry) -> None:
-        """The coordinator has a new entry."""
+        """A new entry was written to the coordinator."""
 
     def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
         """The agent of one server sends commands to the same or another server."""
@@ -165,14 +165,14 @@ class ChannelScenario(Scenario):
         return server
 
     def _cut_off(self, node: Node) -> None:
-        """Notes the first time at which a server cuts an application off because it reads too slowly."""
+        """Notes the first time at which a server disconnects an application for reading too slowly."""
         self.exercised["cut off"] += 1
         for app in self.apps:
             if app.node is node:
                 self.cut_off_at.setdefault(app.record.client, self.world.now)
 
     def _crash_agent_too(self, name: str) -> None:
-        """The whole machine is gone, and nobody remembers what was on it."""
+        """The agent crashes with its server, so no process knows any more what was there."""
         self.exercised["machine crash"] += 1
         self._crash_agent(name, "machine")
 
@@ -183,8 +183,8 @@ class ChannelScenario(Scenario):
         self.world.after(self.world.rng(why).uniform(0.3, 4.0), agent.restart)
 
     def quiet_confirmed(self, channel: str) -> None:
-        """A message on a quiet channel was confirmed. Perhaps its server and agent die before all subscribers have
-        received it; no later message shows them that it is missing."""
+        """Called when a message on a quiet channel was confirmed. In some runs its server and agent crash before all
+        subscribers have received it; no later message shows them that it is missing."""
         rng = self.world.rng("quiet")
         if self.network.options.crashes_per_s and rng.random() < QUIET_DEATH and self.book.ring is not None:
             server = rng.choice(self.book.placement(channel.encode()).servers)
@@ -202,27 +202,27 @@ class ChannelScenario(Scenario):
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
-        lives: list[AgentProcess] = []
+        processes: list[AgentProcess] = []
 
         def crashed() -> None:
-            lives[-1].unwatched()
-            self._count_agent(lives[-1])
+            processes[-1].unwatched()
+            self._count_agent(processes[-1])
             self.died("agent", name)
 
         def start() -> None:
-            lives.append(AgentProcess(self, node, name))
+            processes.append(AgentProcess(self, node, name))
 
         node.on_restart, node.on_crash = start, crashed
         start()
-        self.agent_processes.append(lives)
+        self.agent_processes.append(processes)
         return node
 
     def agent_of(self, server: str) -> AgentProcess:
-        """The agent that a server has now, or had last."""
+        """The current or last agent of a server."""
         return self.agent_processes[self.names.index(server)][-1]
 
     def make_leaders(self) -> list[str]:
-        """Makes the process that keeps the ring; those named may be crashed."""
+        """Makes the nodes that keep the ring; returns the names of those that may be crashed."""
         self.leader("keeper", "keeper")
         return ["keeper"]
 
@@ -231,13 +231,13 @@ class ChannelScenario(Scenario):
         self.participant(name, kind, self.lead)
 
     async def lead(self, process: Process) -> None:
-        """One life of a leader."""
+        """The main task of a leader's process."""
         node, limits = process.node, self.shape.limits
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
             await self.make_leader(coordinator, f"{node.name}/{node.incarnation}").run()
 
     def make_leader(self, coordinator: Coordinator, holder: str) -> Leader:
-        """Ring keeper and mover."""
+        """Ring keeper and conductor."""
         return Leader(
             coordinator, self.signer, self.shape.limits, LeaderTiming(), self.names[: self.shape.servers], holder,
             self.rules,
@@ -249,7 +249,7 @@ class ChannelScenario(Scenario):
     # The plan
 
     def _watch_plan(self) -> None:
-        """Sees each ring and entry the moment that it is written, before anybody else."""
+        """Observes each ring and entry when it is written, before any watch does."""
         tell_watchers = self.coordinator.store.on_change
         assert tell_watchers is not None
 
@@ -264,7 +264,7 @@ class ChannelScenario(Scenario):
         self.coordinator.store.on_change = changed
 
     def _first_plan(self, rng: Random) -> None:
-        """Some channels have placements of their own, of every kind, before anybody has come."""
+        """Gives some channels an entry, with placements of every kind, before the run begins."""
         for channel in self.channels:
             mode = rng.choice([None, None, *Mode])
             if mode is not None:
@@ -274,11 +274,11 @@ class ChannelScenario(Scenario):
                 self.coordinator.store.put(entry_key(name), self.signer.entry(name, placement))
 
     def some_servers(self, rng: Random, mode: Mode) -> tuple[str, ...]:
-        """Servers for a placement of some kind."""
+        """Random servers for a placement of a kind."""
         return tuple(rng.sample(self.names, 1 if mode is Mode.SINGLE else rng.randint(1, len(self.names))))
 
     def _ring_written(self, data: bytes) -> None:
-        """Notes who is in the ring."""
+        """Notes the members of the ring."""
         self.book.accept_ring(data)
         assert self.book.ring is not None
         before, self.history.members = self.history.members, set(self.book.ring.ids)
@@ -297,7 +297,7 @@ class ChannelScenario(Scenario):
         try:
             channel, news = self.book.accept_entry(data)
         except PlanError as error:
-            self.history.splits.append(f"an entry was written that nobody may use: {error}")
+            self.history.splits.append(f"an invalid entry was written: {error}")
             return
         entry = self.book.entry(channel)
         if news and entry is not None:
@@ -307,7 +307,7 @@ class ChannelScenario(Scenario):
     # The run
 
     def recorded(self) -> list[object]:
-        """All that the history holds."""
+        """The contents of the history."""
         return [sorted(value) if isinstance(value, set) else value for value in vars(self.history).values()]
 
     def formed(self) -> bool:
@@ -324,11 +324,11 @@ class ChannelScenario(Scenario):
         """Adds up the counters of applications and agents."""
         for app in self.apps:
             app.finish()
-        for lives in self.agent_processes:
-            self._count_agent(lives[-1])
+        for processes in self.agent_processes:
+            self._count_agent(processes[-1])
 
     def judge(self) -> Verdict:
-        """The promise of channels; everything has settled."""
+        """Checks the promise of channels, and that everything has settled."""
         healable, calm = self.shape.healable, self.calm
         close_complete = healable and calm and not self.shape.slow_readers and not self.cut_off_at
         verdict = judge(self.history, Expectations(healable, calm, close_complete=close_complete))
@@ -337,11 +337,11 @@ class ChannelScenario(Scenario):
 
     @property
     def calm(self) -> bool:
-        """Whether nothing has gone wrong for anybody. Scenarios strike too, beside the faults: a death is a death."""
+        """Whether the run had no fault, no crash and no lapsed lease. Crashes that the scenario causes count too."""
         return not self.faults.counts and not self.deaths and not self.shape.lapses
 
     def quiet(self) -> bool:
-        """Whether nobody waits for anything any more."""
+        """Whether all subscriptions are in force, all messages confirmed and no hole is open."""
         routers = [app.router for app in self.apps if not app.leaving]
         if len(routers) < len(self.apps) or not all(router is not None and router.settled for router in routers):
             return False
@@ -352,19 +352,19 @@ class ChannelScenario(Scenario):
         return not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
 
     def count(self, app: App) -> None:
-        """Adds a router's counters to what was exercised."""
+        """Adds a router's counters to `exercised`."""
         if app.router is not None:
             for name, value in msgspec.structs.asdict(app.router.counters).items():
                 self.exercised[f"router {name}"] += value
 
-    def _count_agent(self, life: AgentProcess) -> None:
-        if life.agent.core is not None:
-            for name, value in msgspec.structs.asdict(life.agent.core.counters).items():
+    def _count_agent(self, process: AgentProcess) -> None:
+        if process.agent.core is not None:
+            for name, value in msgspec.structs.asdict(process.agent.core.counters).items():
                 self.exercised[f"agent {name}"] += value
 
 
 class AgentProcess:
-    """One life of the agent of a server: the shipped agent in a process of its own."""
+    """One process of a server's agent. It runs the shipped agent."""
 
     def __init__(self, run: ChannelScenario, node: Node, server: str) -> None:
         self.run = run
@@ -383,20 +383,20 @@ class AgentProcess:
         await self.agent.work(self._load)
 
     async def _load(self) -> None:
-        """What takes long at the start of an agent."""
+        """The slow part of an agent's start."""
         await asyncio.sleep(self.run.world.rng("loads").uniform(*(LOAD_S if self.run.book.ring else FIRST_LOAD_S)))
 
     def unwatched(self) -> None:
-        """From now on the agent may miss what happens on its server."""
+        """Notes that the agent may miss messages on its server from now on."""
         self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
 
-    # What is seen of the connections (see `transport.Tap`)
+    # Observing the connections (see `transport.Tap`)
 
     def wrote(self, peer: str, data: bytes) -> None:
-        """Commands leave the agent."""
+        """The agent sends commands."""
         self.run.agent_wrote(self.server, peer, data)
 
     def ended(self, peer: str) -> None:
-        """A connection is gone: if it is the one to its own server, nothing is heard until there is another."""
+        """A connection has ended. Without the one to its own server the agent hears nothing."""
         if peer == self.server:
             self.unwatched()

@@ -1,7 +1,7 @@
-"""The scenario `moves`: channels change servers and kinds of placement while everybody goes on and everything suffers.
+"""The scenario `moves`: channels move between servers and kinds of placement, under load and faults.
 
-Owns what is added to the cluster of every scenario: movers, an operator that asks for moves, idle channels, plain Redis
-subscribers. Everything else (applications, faults, phases of a run) is `scenario.py`.
+Owns what is added to the common cluster: conductors, an operator that requests moves, idle channels and plain Redis
+clients. Applications and servers are in `cluster`, faults and phases of a run in `shoal.lab.sim.scenario`.
 """
 
 from __future__ import annotations
@@ -35,23 +35,24 @@ from shoal.wire.envelope import BEACON, FOREIGN, HEADER, HEADER_BYTES, INBOX_PRE
 
 PLAIN_MAX: Final = 3
 PLAIN_PUBLISHERS: Final = 0.5
-"""In so many of the runs plain clients publish too, on every server."""
+"""Share of the runs in which plain clients publish on every server."""
 BEFORE_MOVES_S: Final = 1.0
-"""Plain subscribers have this time to subscribe before the first move."""
+"""Time for plain subscribers to subscribe before the first move."""
 LAST_MOVE_S: Final = 4.0
-"""So long before the applications fall silent nobody asks for moves any more."""
+"""The last move is requested at least this long before the applications fall silent."""
 PEACE_S: Final = 10.0
-"""Some runs have moves without trouble first, so that what is promised then is put to the test more often."""
+"""Some runs begin with moves without faults, because some promises hold only then."""
 PEACEFUL: Final = 0.7
-"""How many of the runs without faults have no deaths either, and no changes of the ring but those that are planned."""
+"""Share of the runs without faults in which the scenario also causes no crashes and no unplanned changes of the
+ring."""
 COPIES_MAX: Final = 300
-"""How often one message is passed on at most, whatever is repeated; beyond it, messages chase each other."""
+"""A message that agents forward more often than this circulates without end."""
 BEACONS_FACTOR: Final = 20
 
 
 class RunawayError(BaseException):
-    """A message was passed on so often that it would never end. It ends the run: shipped code, in whose turn it is
-    noticed, must not catch it."""
+    """Agents forward a message without end. Not an `Exception`: it is raised in a turn of shipped code, which must not
+    catch it, so that it ends the run."""
 
 
 class MovesRun(ChannelScenario):
@@ -60,14 +61,14 @@ class MovesRun(ChannelScenario):
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.moving = True
         self.sleepers: set[int] = set()
-        """Clients that were put to sleep; servers may cut off whoever does not read for long."""
+        """Clients that were paused by the operator; their servers may disconnect them for not reading."""
         self.peaceful = False
         self.hasty = False
-        """Whether moves are given up before slow news can have come to all agents."""
+        """Whether moves time out before slow watches can have reached all agents."""
         self.idle_channels = ["i.0", "i.1"]
         self.watch = MovesWatch({name.encode() for name in self.idle_channels})
         self.idle_notices: Counter[str] = Counter()
-        self.movers: list[str] = []
+        self.conductors: list[str] = []
         self.operator: Operator | None = None
         self.plain: list[PlainSubscriber] = []
         self._writers: dict[bytes, str] = {}
@@ -80,7 +81,7 @@ class MovesRun(ChannelScenario):
     # What is added to the cluster
 
     def make_shape(self, options: FaultOptions) -> Shape:
-        """As everywhere, with fewer applications and limits for moves."""
+        """The common shape with fewer applications and with limits for moves."""
         shape = super().make_shape(options)
         rng = self.world.rng("moves")
         limits = msgspec.structs.replace(
@@ -101,7 +102,7 @@ class MovesRun(ChannelScenario):
         )
 
     def coordinator_options(self) -> CoordinatorOptions:
-        """In some runs agents hear of the plan late, each at its own time."""
+        """In some runs the plan's changes reach agents late, each at its own time."""
         slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3, 0.9))
         self.hasty = slow_s > 0.1 and self.shape.limits.prepare_timeout_s < 4 * slow_s
         return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
@@ -117,7 +118,7 @@ class MovesRun(ChannelScenario):
         return []
 
     def _foreign_channel(self, server: str) -> str | None:
-        """What a plain client publishes on: mostly a channel that lives on the server, as far as it can know."""
+        """The channel for the next message of a plain client: mostly one that is placed on the server."""
         if not self.active or self.book.ring is None:
             return None
         rng = self.world.rng("foreign")
@@ -125,18 +126,19 @@ class MovesRun(ChannelScenario):
         return rng.choice(here if here and rng.random() < 0.7 else self.channels)
 
     def make_leaders(self) -> list[str]:
-        """Makes those who move channels and keep the ring; the second one waits for the death of the first."""
-        self.movers = [f"mover{index}" for index in range(self.world.rng("moves").randint(1, 2))]
-        for name in self.movers:
+        """Makes one or two leaders, each with ring keeper and conductor; the second is a standby. The node names
+        predate the term conductor; random streams and traces depend on them."""
+        self.conductors = [f"mover{index}" for index in range(self.world.rng("moves").randint(1, 2))]
+        for name in self.conductors:
             self.leader(name, "mover")
-        return self.movers
+        return self.conductors
 
     def subscribable(self) -> list[str]:
-        """Idle channels have subscribers too, and nobody who publishes."""
+        """Idle channels have subscribers and no publishers."""
         return super().subscribable() + self.idle_channels
 
     def begin_safety(self) -> None:
-        """Plain subscribers first, moves a little later."""
+        """Starts plain subscribers, and moves a little later."""
         if self.book.ring is None:
             self.world.after(0.2, self.begin_safety)
             return
@@ -153,10 +155,10 @@ class MovesRun(ChannelScenario):
     def _last_move(self) -> None:
         self.moving = False
 
-    # What is seen
+    # Observing
 
     def entry_written(self, entry: Entry) -> None:
-        """Follows the moves; perhaps somebody dies of it."""
+        """Follows the moves; the operator may crash a process in response."""
         ring = self.book.ring
         home = at_home(ring.version, ring.home(entry.unit)) if ring else entry.placement
         self._count_takeover(entry)
@@ -165,7 +167,7 @@ class MovesRun(ChannelScenario):
             self.operator.strike(entry)
 
     def _count_takeover(self, entry: Entry) -> None:
-        """Notes when a move is carried on by another mover than the one that carried it so far."""
+        """Counts moves that another conductor takes over."""
         lease = self.coordinator.store.lease_of(KEEPER_LEASE)
         holder = lease.holder if lease is not None else ""
         before = self.watch.entries.get(entry.unit)
@@ -174,12 +176,12 @@ class MovesRun(ChannelScenario):
         self._writers[entry.unit] = holder
 
     def died(self, kind: str, name: str) -> None:
-        """Counts the death in the phases of the moves that it meets."""
+        """Counts the crash in the phases of the moves under way."""
         super().died(kind, name)
         self.watch.died(kind, name)
 
     def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
-        """Looks at what agents pass on to other servers, and at their notices."""
+        """Observes what agents forward to other servers, and their notices."""
         if agent == server and INBOX_PREFIX not in data:
             return
         for command in CommandReader().read(data):
@@ -189,7 +191,7 @@ class MovesRun(ChannelScenario):
                 self._noticed(command[2])
 
     def _noticed(self, data: bytes) -> None:
-        """An agent says something to a client."""
+        """Counts the notices that agents send to clients."""
         with contextlib.suppress(ProtocolError):
             said = control.decode(data).message
             if isinstance(said, control.Notice):
@@ -198,12 +200,12 @@ class MovesRun(ChannelScenario):
                     self.idle_notices[said.name.decode()] += 1
 
     def _passed_on(self, agent: str, server: str, channel: bytes, blob: bytes) -> None:
-        """Counts the copies of each message, and why they are made."""
+        """Counts the forwarded copies of each message, by reason."""
         flags, version, stream, sequence = 0, 0, 0, 0
         if is_envelope(blob):
             _, flags, version, stream, sequence, _ = HEADER.unpack_from(blob)
         core = self.agent_of(agent).agent.core
-        assert core is not None, "an agent that passes something on has a core"
+        assert core is not None, "an agent that forwards has a core"
         book = core.book
         entry = book.entry(channel)
         if flags & BEACON:
@@ -225,17 +227,12 @@ class MovesRun(ChannelScenario):
         key = channel, stream, sequence or crc32(blob[HEADER_BYTES:]), bool(flags & BEACON)
         self._copies[key] += 1
         if self._copies[key] > COPIES_MAX * (BEACONS_FACTOR if key[3] else 1):
-            raise RunawayError(f"agents passed one message of {channel.decode()} on {self._copies[key]} times: {key}")
-
-    @property
-    def copies_most(self) -> int:
-        """How often the message was passed on that was passed on most often."""
-        return max((count for key, count in self._copies.items() if not key[3]), default=0)
+            raise RunawayError(f"agents forwarded one message of {channel.decode()} {self._copies[key]} times: {key}")
 
     # The run
 
     def run_phases(self) -> Outcome:
-        """Runs all phases and judges; messages that chase each other end the run."""
+        """Runs all phases and judges. A message that is forwarded without end ends the run."""
         try:
             return super().run_phases()
         except RunawayError as error:
@@ -245,36 +242,37 @@ class MovesRun(ChannelScenario):
 
     @property
     def calm(self) -> bool:
-        """A nap is a fault for whoever sleeps."""
+        """Whether the run had no fault; pauses by the operator count as faults."""
         return super().calm and not self.sleepers
 
     @property
     def trouble_at(self) -> float:
-        """When servers, agents or links first met trouble; infinity if they never did. Naps of clients are none."""
+        """The time of the first fault of a server, agent or link; infinity if there was none. Pauses of clients do not
+        count."""
         times = [interval.began_at for interval in self.history.unwatched]
         if self.faults.first_at is not None:
             times.append(self.faults.first_at)
         return min(times, default=float("inf"))
 
     def quiet(self) -> bool:
-        """Moves must have settled too."""
+        """Whether everything, moves included, has settled."""
         return super().quiet() and not self.checker().unsettled()
 
     def checker(self) -> MovesCheck:
-        """Who judges what was moved."""
+        """The checker of moves."""
         return MovesCheck(self)
 
     def judge(self) -> Verdict:
-        """Moves end, plain clients lose nothing, idle channels cost nothing."""
+        """Checks channels and moves."""
         verdict = super().judge()
         self.checker().judge(verdict)
         return verdict
 
     def check(self, verdict: Verdict) -> None:
-        """Counts what was seen of moves."""
+        """Adds the counters of moves to `exercised`."""
         self.exercised.update(self.watch.seen)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
-    """Runs one seed; the same seed gives the same outcome, always."""
+    """Runs one seed; the same seed always gives the same outcome."""
     return MovesRun(seed, rules, trace).execute()

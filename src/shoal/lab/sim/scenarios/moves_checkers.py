@@ -1,7 +1,7 @@
-"""The checkers of the scenario `moves`, beside those of every channel: moves end, plain Redis clients lose nothing, an
-idle channel costs nothing.
+"""The checkers of the scenario `moves`, in addition to those of channels: moves end, plain Redis clients lose nothing,
+and moves of idle channels send no notices.
 
-Owns what is promised about moves, written down a second time. Looks at the end of a run only.
+Owns a second statement of what is promised about moves. Checks only the end of a run.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.moves import MovesRun
 
 BEFORE_TROUBLE_S: Final = 3.0
-"""What was published so long before the first trouble had all the time to arrive."""
+"""Messages published at least this long before the first fault had enough time to arrive."""
 SPOKEN_S: Final = 2.0
-"""A message that comes so long after an entry comes after all agents have it, when nothing is wrong."""
+"""Without faults, all agents have an entry this long after it was written."""
 
 
 class MovesCheck:
@@ -35,11 +35,11 @@ class MovesCheck:
         self.run = run
 
     def judge(self, verdict: Verdict) -> None:
-        """Adds what is wrong to the verdict."""
+        """Adds violations to the verdict."""
         for text in self.unsettled():
             verdict.violate("unsettled move", text)
         for name, count in self.run.idle_notices.items():
-            verdict.violate("idle", f"{count} notices about moves of {name}, on which nobody ever spoke")
+            verdict.violate("idle", f"{count} notices about moves of {name}, which has no publisher")
         self._unfulfilled(verdict)
         self._plain(verdict)
         self._foreign(verdict)
@@ -47,7 +47,7 @@ class MovesCheck:
     # Moves end
 
     def unsettled(self) -> list[str]:
-        """The moves that have not come to the end that they must come to in a healthy world."""
+        """The moves that should have ended in a healthy world and have not."""
         return [*self._entries(), *self._requests()]
 
     def _entries(self) -> Iterator[str]:
@@ -57,14 +57,14 @@ class MovesCheck:
             if entry.phase is not Phase.NARROW:
                 yield f"{channel.decode()} is still in phase {entry.phase.value}: {entry}"
             elif not self._excuses(entry):
-                yield f"{channel.decode()} does not come to an end, though nobody is behind: {entry}"
+                yield f"{channel.decode()} does not end, though all subscribers have followed: {entry}"
 
     def _requests(self) -> Iterator[str]:
         for key in self.run.coordinator.store.list(moves_prefix()):
-            yield f"the request to move {move_unit(key)!r} is never answered"
+            yield f"the request to move {move_unit(key)!r} was never answered"
 
     def _unfulfilled(self, verdict: Verdict) -> None:
-        """Where nothing went wrong and nothing was slow, every channel is where it was last asked to be."""
+        """In runs without faults and slow watches, every channel must be at its last requested placement."""
         operator, book = self.run.operator, self.run.book
         slow = self.run.hasty or self.run.network.options.spike_probability > 0
         if operator is None or slow or self.run.trouble_at < float("inf"):
@@ -72,10 +72,11 @@ class MovesCheck:
         for channel, kind in operator.asked.items():
             entry = book.entry(channel)
             if kind_of(entry.placement if entry is not None else book.placement(channel)) != kind:
-                verdict.violate("unfulfilled", f"{channel.decode()} was asked to be {kind}, and is {entry}")
+                verdict.violate("unfulfilled", f"{channel.decode()} was requested to be {kind} and is {entry}")
 
     def _excuses(self, entry: Entry) -> bool:
-        """Whether somebody is behind who may be: a plain subscriber, or one on whose channel nobody speaks."""
+        """Whether the only subscribers that have not followed are allowed not to: plain ones, or those of a channel on
+        which nothing is published."""
         name = entry.unit.decode()
         if any(plain.channel == name for plain in self.run.plain):
             self.run.watch.seen["plain subscriber left behind by a move"] += 1
@@ -95,7 +96,7 @@ class MovesCheck:
         return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
 
     def _spoken_at(self, name: str) -> float:
-        """When somebody last spoke on a channel."""
+        """The time of the last message on a channel."""
         times = [message.called_at for message in self.run.history.messages.values() if message.unit == name]
         times += [foreign.sent_at for foreign in self.run.history.foreign if foreign.channel == name]
         return max(times, default=0.0)
@@ -103,11 +104,11 @@ class MovesCheck:
     # Plain clients
 
     def _plain(self, verdict: Verdict) -> None:
-        """A plain subscriber hears, at least once, all that is published while nothing is wrong."""
+        """A plain subscriber receives every message that is published before the first fault, at least once."""
         history = self.run.history
         for plain in self.run.plain:
             if plain.in_force_at is None:
-                verdict.violate("unsettled", f"{plain.node.name} never came to subscribe to {plain.channel}")
+                verdict.violate("unsettled", f"{plain.node.name} never subscribed to {plain.channel}")
                 continue
             until = min(self.run.trouble_at, plain.cut_at) - BEFORE_TROUBLE_S
             who = f"{plain.node.name} on {plain.servers} of {plain.channel} (in force {plain.in_force_at:.3f})"
@@ -118,19 +119,19 @@ class MovesCheck:
                 verdict.seen["owed to a plain subscriber"] += 1
                 if message.number not in plain.heard:
                     verdict.lost += 1
-                    verdict.violate("lost", f"{who} never heard message {message.number}, at t={message.called_at:.3f}")
+                    verdict.violate("lost", f"{who} never got message {message.number}, at t={message.called_at:.3f}")
             for foreign in history.foreign:
                 if foreign.channel != plain.channel or not plain.in_force_at < foreign.sent_at < until:
                     continue
                 verdict.seen["foreign message owed to a plain subscriber"] += 1
                 if foreign.number not in plain.heard_foreign:
                     verdict.lost += 1
-                    verdict.violate("lost", f"{who} never heard {foreign}")
+                    verdict.violate("lost", f"{who} never got {foreign}")
 
     def _published_at(self, message: Published) -> float:
-        """When a message was published, as far as trouble is concerned. Where leases lapse, no server may be used for
-        seconds before the ring shows it: what waits for one is published when a server has it, be it in trouble. The
-        same holds for a message that waits on a jammed link until faults begin."""
+        """The time of a message for comparison with the first fault. In runs with lapsing leases, publishers may find
+        no usable server for seconds before the ring changes, so there the time of the confirmation counts. It also
+        counts for a message that waits on a congested link until faults begin."""
         if self.run.shape.lapses:
             return float("inf") if message.confirmed_at is None else message.confirmed_at
         first_at, confirmed_at = self.run.faults.first_at, message.confirmed_at
@@ -139,8 +140,9 @@ class MovesCheck:
         return message.called_at
 
     def _foreign(self, verdict: Verdict) -> None:
-        """What a plain client publishes reaches whoever is in force and awake, at least once, if nothing is wrong.
-        Whom a server has cut off lost what lay in its output buffer: of foreign messages nobody can tell."""
+        """A message of a plain client before the first fault reaches every running subscriber, at least once. Exempt
+        are subscribers that a server has disconnected: their output buffer was lost, and foreign messages have no
+        numbers that would show it."""
         until = self.run.trouble_at - BEFORE_TROUBLE_S
         for sub in self.run.history.subscribers:
             if sub.in_force_at is None or sub.client in self.run.sleepers or self._misses_foreign(sub):
@@ -169,5 +171,5 @@ class MovesCheck:
         return True
 
     def _misses_foreign(self, sub: SubscriberRecord) -> bool:
-        """Whether a subscription was told that foreign messages did not fit."""
+        """Whether a subscription was told that foreign messages did not fit its inbox."""
         return any(isinstance(handed.item, Gap) and handed.item.publisher == FOREIGN_PUBLISHER for handed in sub.handed)

@@ -1,6 +1,6 @@
-"""What a campaign of the scenario `moves` must meet, and the rules that it can take out.
+"""The corners that a campaign of the scenario `moves` must exercise, and the rules that it can break.
 
-Owns the two lists and the names of the counters behind them.
+Owns the two lists and the names of the counters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BREAKS: Final = (
     "handshake",
     "lease",
 )
-"""The rules that this scenario puts to the test."""
+"""The rules that this scenario tests."""
 
 MORTALS: Final = ("agent", "server", "mover", "coordinator", "client")
 MOVING: Final = (Phase.PREPARE, Phase.WIDEN, Phase.SWITCH, Phase.NARROW)
@@ -38,7 +38,7 @@ def pair(old: Mode, new: Mode) -> str:
 
 
 def death(kind: str, phase: Phase) -> str:
-    """The counter of deaths of some kind while a channel was in a phase."""
+    """The counter of crashes of a kind of process while a channel was in a phase."""
     return f"death of {kind} in {phase.value}"
 
 
@@ -65,7 +65,7 @@ _SAME: Final = (
     "forwarded by a server without part in the channel",
     "idle subscriber at the end",
 )
-"""Corners whose counters have their names."""
+"""Corners that are named like their counters."""
 
 CORNERS: Final = {
     **{name: name for name in _SAME},
@@ -83,4 +83,4 @@ CORNERS: Final = {
     "pause": "pause",
     "power failure": "crash_power",
 }
-"""Every corner that a campaign must meet, and the counter that shows it."""
+"""Every corner that a campaign must exercise, and its counter."""

@@ -1,6 +1,6 @@
-"""Those who ask for moves in the scenario `moves`, and what strikes in the middle of them.
+"""The operator of the scenario `moves`: it requests moves, and causes faults in the middle of them.
 
-Owns the requests (which channel goes where, and when), the deaths that follow an entry at its heels, and the naps of
+Owns the requests (which channel moves where, and when), crashes shortly after an entry is written, and pauses of
 clients. Never touches how a move is carried out.
 """
 
@@ -22,16 +22,16 @@ from shoal.plan.placement import Mode
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.moves import MovesRun
 
-HEELS_S: Final = 0.4
-"""Within this time after an entry somebody may die of it."""
+CRASH_S: Final = 0.4
+"""A process may crash within this time after an entry is written."""
 FLURRY_S: Final = (0.35, 0.7)
-"""In a flurry a channel is asked to move again while the move before is still widening."""
+"""In a flurry a second move of a channel is requested while the first is still widening."""
 NAP_S: Final = (2.0, 12.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Temper:
-    """How often what is asked for, and how often somebody dies of it."""
+class MovesMix:
+    """Rates of the different requests and faults, drawn by seed."""
 
     pause_s: float
     together: int
@@ -43,7 +43,7 @@ class Temper:
 
     @classmethod
     def draw(cls, rng: Random) -> Self:
-        """By seed."""
+        """Draws the rates."""
         return cls(
             pause_s=rng.choice((0.4, 1.5, 4.0)),
             together=rng.choice((1, 2, 4)),
@@ -56,20 +56,20 @@ class Temper:
 
 
 class Operator:
-    """Asks for moves as long as the run wants any."""
+    """Requests moves as long as the run is in its moving phase."""
 
     def __init__(self, run: MovesRun) -> None:
         self.run = run
         self.random = run.world.rng("operator")
-        self.temper = Temper.draw(self.random)
+        self.mix = MovesMix.draw(self.random)
         self.asked: dict[bytes, Kind] = {}
-        """What was asked for last, by channel."""
+        """The last request of each channel."""
         self._count = 0
 
     def start(self) -> None:
-        """Begins to ask, and to put clients to sleep."""
+        """Starts to request moves and to pause clients."""
         self._ask()
-        if self.temper.naps_per_s:
+        if self.mix.naps_per_s:
             self._nap_later()
 
     # Moves
@@ -78,19 +78,19 @@ class Operator:
         run, random = self.run, self.random
         if not run.moving:
             return
-        for channel in random.sample(run.movable, min(len(run.movable), random.randint(1, self.temper.together))):
+        for channel in random.sample(run.movable, min(len(run.movable), random.randint(1, self.mix.together))):
             self._request(channel)
-            if random.random() < self.temper.flurry:
+            if random.random() < self.mix.flurry:
                 for number in range(1, random.randint(3, 5)):
                     run.world.after(number * random.uniform(*FLURRY_S), self._request, channel)
-        run.world.after(random.expovariate(1 / self.temper.pause_s), self._ask)
+        run.world.after(random.expovariate(1 / self.mix.pause_s), self._ask)
 
     def _request(self, name: str) -> None:
         run, random, channel = self.run, self.random, name.encode()
         if not run.moving:
             return
         past = run.watch.past(channel)
-        if past and random.random() < self.temper.back:
+        if past and random.random() < self.mix.back:
             mode, members = random.choice(past)
             servers = tuple(sorted(members))
         else:
@@ -98,18 +98,18 @@ class Operator:
             servers = run.some_servers(random, mode)
         self._count += 1
         self.asked[channel] = mode, frozenset(servers)
-        eager = name not in run.idle_channels and random.random() < self.temper.eager
+        eager = name not in run.idle_channels and random.random() < self.mix.eager
         request = MoveRequest(channel, servers, mode, eager, str(self._count))
         run.world.note("request", name, str(request))
         run.coordinator.store.put(move_key(channel), encode_request(request))
 
-    # Deaths
+    # Crashes
 
     def strike(self, entry: Entry) -> None:
-        """An entry was written: perhaps somebody whom it concerns dies of it."""
-        if self.run.faults.active and not self.run.peaceful and self.random.random() < self.temper.deadly:
+        """Called when an entry was written; may crash a process that takes part in the move."""
+        if self.run.faults.active and not self.run.peaceful and self.random.random() < self.mix.deadly:
             node = self._victim(self.random.choice(MORTALS), entry)
-            self.run.world.after(self.random.choice((0.0, 1.0)) * self.random.uniform(0.0, HEELS_S), self._kill, node)
+            self.run.world.after(self.random.choice((0.0, 1.0)) * self.random.uniform(0.0, CRASH_S), self._kill, node)
 
     def _victim(self, kind: str, entry: Entry) -> Node:
         run, random = self.run, self.random
@@ -122,7 +122,7 @@ class Operator:
             case "client":
                 name = random.choice(run.apps).node.name
             case "mover":
-                name = random.choice(run.movers)
+                name = random.choice(run.conductors)
             case _:
                 name = kind
         return run.network.nodes[name]
@@ -130,10 +130,10 @@ class Operator:
     def _kill(self, node: Node) -> None:
         self.run.faults.crash(node)
 
-    # Naps
+    # Pauses of clients
 
     def _nap_later(self) -> None:
-        self.run.world.after(self.random.expovariate(self.temper.naps_per_s), self._nap)
+        self.run.world.after(self.random.expovariate(self.mix.naps_per_s), self._nap)
 
     def _nap(self) -> None:
         run, random = self.run, self.random
@@ -148,7 +148,7 @@ class Operator:
         self._nap_later()
 
     def _wake(self, app: App, switches: dict[bytes, int]) -> None:
-        """Counts what the client has slept through, of the channels that it has to do with."""
+        """Resumes the client, and counts the plans of its channels that it missed."""
         if app.node.paused:
             watch, seen = self.run.watch, self.run.watch.seen
             missed = [watch.switches[name] - switches.get(name, 0) for name in app.engaged()]

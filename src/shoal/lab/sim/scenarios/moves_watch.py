@@ -1,6 +1,6 @@
-"""What the scenario `moves` sees of the plan: which moves there are, how far they have come, who dies meanwhile.
+"""Observes the plan in the scenario `moves`: the moves, their phases, and crashes meanwhile.
 
-Owns the counters of `exercised` that are about moves. Judges nothing.
+Owns the counters of `exercised` about moves. Checks nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ Kind = tuple[Mode, frozenset[str]]
 
 
 def kind_of(placement: Placement) -> Kind:
-    """What a placement is, whatever its version."""
+    """Mode and servers of a placement, without its version."""
     return placement.mode, frozenset(placement.servers)
 
 
 class MovesWatch:
-    """Follows the entries as they are written. `seen` counts what was met."""
+    """Follows the entries as they are written. `seen` holds the counters."""
 
     def __init__(self, idle: set[bytes]) -> None:
         self.seen: Counter[str] = Counter()
         self.entries: dict[bytes, Entry] = {}
         self.written_at: dict[bytes, float] = {}
-        """When the phase of the channel's entry was reached."""
+        """When each channel's entry reached its phase."""
         self.switches: Counter[bytes] = Counter()
         self._idle = idle
         self._past: dict[bytes, list[Kind]] = {}
 
     def written(self, entry: Entry, home: Placement, now: float) -> None:
-        """An entry has come; `home` is where the channel lives without one."""
+        """An entry was written; `home` is the placement of the channel without one."""
         channel, seen = entry.unit, self.seen
         before = self.entries.get(channel) or Entry(channel, home)
         self.entries[channel] = entry
@@ -61,11 +61,12 @@ class MovesWatch:
         past.append(kind_of(entry.placement))
 
     def past(self, channel: bytes) -> list[Kind]:
-        """The placements that a channel has had or was meant to have, oldest first."""
+        """The placements that a channel has had or was moving to, oldest first."""
         return self._past.get(channel, [])
 
     def died(self, kind: str, name: str) -> None:
-        """Somebody is gone. Agents and servers count in moves that concern them, all others in every move."""
+        """A process crashed. Agents and servers count for the moves that involve them, other processes for every
+        move."""
         phases = {
             entry.phase
             for entry in self.entries.values()

@@ -1,7 +1,7 @@
-"""Plain Redis clients: one kind subscribes to a channel where it lives when the run begins, and stays there for good;
-another publishes, where the channel lives or anywhere else.
+"""Plain Redis clients: subscribers that stay on the servers where their channel is placed when the run begins, and
+publishers that publish on any server.
 
-Owns what such clients say and hear. They know nothing of Shoal: moves must be invisible to them.
+Owns what such clients send and receive. They know nothing of Shoal, so they must not notice moves.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from shoal.lab.sim.history import number_in
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Network
 from shoal.wire import envelope
 from shoal.wire.commands import encode_commands
 
 RETRY_S: Final = 0.2
 PLAIN_SPEECH_S: Final = 0.4
-"""How often a plain client publishes on a server, in the mean."""
+"""Mean time between two messages of a plain publisher."""
 
 
 class PlainSubscriber:
-    """One subscriber, on all servers that a subscriber of the channel needed then. `cut_at` is when it first lost a
-    connection: what it hears afterwards is nobody's promise."""
+    """One subscriber, on all servers that the placement required then. `cut_at` is when it first lost a connection;
+    nothing is promised to it afterwards."""
 
     def __init__(self, network: Network, name: str, channel: str, servers: tuple[str, ...]) -> None:
         self.network = network
@@ -50,13 +50,13 @@ class PlainSubscriber:
             self.in_force_at = self.network.world.now
 
     def cut(self, server: str) -> None:
-        """A connection is gone, or could not be made."""
+        """A connection was lost or could not be made."""
         if self.in_force_at is not None:
             self.cut_at = min(self.cut_at, self.network.world.now)
         self.node.after(RETRY_S, self._dial, server)
 
     def hear(self, blob: bytes) -> None:
-        """A message, as Redis hands it over: with the header of Shoal, or whatever a plain client published."""
+        """A message as Redis delivers it: an envelope, or the payload of a plain client."""
         if envelope.is_envelope(blob):
             if blob[2] & envelope.BEACON:
                 return
@@ -70,18 +70,18 @@ class PlainSubscriber:
 
 
 class _PlainLink:
-    """Its connection to one server."""
+    """A plain subscriber's connection to one server."""
 
     def __init__(self, plain: PlainSubscriber, server: str) -> None:
         self.plain = plain
         self.server = server
         self._reader = CommandReader()
 
-    def connected(self, end: Endpoint) -> None:
+    def connected(self, end: LinkEnd) -> None:
         end.handler = self
         end.send(encode_commands([(b"HELLO", b"3"), (b"SUBSCRIBE", self.plain.channel.encode())]))
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         for item in self._reader.read(data):
             if isinstance(item, list) and item[0] == b"subscribe":
                 self.plain.confirmed(self.server)
@@ -91,12 +91,12 @@ class _PlainLink:
     def failed(self, reason: str) -> None:
         self.plain.cut(self.server)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         self.plain.cut(self.server)
 
 
 class PlainPublisher:
-    """Publishes on one server: single messages, now and then, on whichever channel `choose` names."""
+    """Publishes single messages on one server, on the channels that `choose` returns."""
 
     def __init__(
         self, network: Network, name: str, server: str, history: ChannelRunHistory, choose: Callable[[str], str | None]
@@ -107,27 +107,27 @@ class PlainPublisher:
         self._history = history
         self._choose = choose
         self._random = network.world.rng("plain publishers")
-        self._end: Endpoint | None = None
+        self._end: LinkEnd | None = None
         self._dial()
         self._speak_later()
 
     def _dial(self) -> None:
         self.network.connect(self.node, self.server, self)
 
-    def connected(self, end: Endpoint) -> None:
-        """May speak from now on."""
+    def connected(self, end: LinkEnd) -> None:
+        """Starts to publish."""
         self._end = end
         end.handler = self
         end.send(encode_commands([(b"HELLO", b"3")]))
 
-    def received(self, end: Endpoint, data: bytes) -> None:
-        """Not interested."""
+    def received(self, end: LinkEnd, data: bytes) -> None:
+        """Ignores replies."""
 
     def failed(self, reason: str) -> None:
         """Tries again."""
         self.node.after(RETRY_S, self._dial)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         """Tries again."""
         self._end = None
         self.failed(reason)

@@ -1,7 +1,7 @@
-"""The provider in the simulator: it starts and ends servers, on a node of its own, as a local cluster's supervisor.
+"""The simulated provider: it starts and removes servers, from its own node, like the supervisor of a local cluster.
 
-Owns which servers there are and what can go wrong with new ones: they take a while, they do not come at all, the
-provider refuses, and the leader that asked may not hear of it. Decides nothing.
+Owns the set of servers and the failures of new ones: they are slow or never start, the provider refuses, or its answer
+does not reach the leader. Decides nothing.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from shoal.plan.kinds import SERVER
 
 ANSWER_TIMEOUT_S: Final = 3.0
 START_S: Final = (0.3, 3.0)
-"""How long a server takes to be there."""
+"""How long a server takes to start."""
 
 
 class Machines(Protocol):
-    """Makes and ends servers with their agents."""
+    """Starts and removes servers with their agents."""
 
     network: Network
 
     def start_server(self, server: str) -> None:
-        """A server and its agent are there from now on."""
+        """Starts a server and its agent."""
 
     def end_server(self, server: str) -> None:
-        """A server and its agent are gone for good."""
+        """Removes a server and its agent."""
 
 
 class SimProvider:
-    """Starts and ends servers. `refuses` and `fails` are how often it adds none, and how often one never comes."""
+    """Starts and removes servers. `refuses` is how often it refuses to add any, `fails` how often one never starts."""
 
     def __init__(
         self, machines: Machines, servers: list[str], options: BalancerOptions, refuses: float, fails: float
@@ -51,11 +51,11 @@ class SimProvider:
         self._count = len(servers)
 
     def reached_from(self, process: Process) -> RemoteProvider:
-        """The provider as a leader in a process has it."""
+        """The provider as the leader in a process uses it."""
         return RemoteProvider(self, process)
 
     def state(self) -> ProviderState:
-        """What it has, and what it could do."""
+        """The current servers, and what the provider can do."""
         options = self._options
         return ProviderState(
             options.servers_min,
@@ -66,11 +66,11 @@ class SimProvider:
         )
 
     def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
-        """New servers: they come later, if at all."""
+        """Adds servers, which start later or never."""
         if kind != SERVER:
-            raise ClusterError(f"only servers can be added here, no {kind}")
+            raise ClusterError(f"only servers can be added here, not {kind}")
         if self._random.random() < self._refuses:
-            raise ClusterError("no server is to be had")
+            raise ClusterError("no server is available")
         added = []
         for _ in range(count):
             self._count += 1
@@ -82,7 +82,7 @@ class SimProvider:
         return tuple(added)
 
     def remove(self, server: str) -> tuple[str, ...]:
-        """Ends a server."""
+        """Removes a server."""
         if server not in self.servers:
             raise ClusterError(f"there is no server {server}")
         self.servers.remove(server)
@@ -95,22 +95,22 @@ class SimProvider:
 
 
 class RemoteProvider:
-    """The provider over the network, for one life of a leader (see `shoal.leader.providers.Provider`)."""
+    """The provider over the network, for one leader process (see `shoal.leader.providers.Provider`)."""
 
     def __init__(self, provider: SimProvider, process: Process) -> None:
         self._provider = provider
         self._process = process
 
     def state(self) -> ProviderState:
-        """What the provider has written down; read without asking it."""
+        """The provider's state, read without a request."""
         return self._provider.state()
 
     async def add(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
-        """Asks for new servers."""
+        """Requests new servers."""
         return await self._ask(self._provider.add, kind, count, site)
 
     async def remove(self, host: str) -> None:
-        """Asks that a server is ended."""
+        """Requests the removal of a server."""
         await self._ask(self._provider.remove, host)
 
     async def _ask(self, do: Callable[..., tuple[str, ...]], *args: Any) -> tuple[str, ...]:

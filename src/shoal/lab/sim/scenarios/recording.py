@@ -1,7 +1,8 @@
-"""The scenario `recording`: channels are recorded while they move and everything suffers.
+"""The scenario `recording`: channels are recorded while they move, under all faults.
 
-Owns the mark, servers that keep their keys through most crashes (as with an append-only file) and lose them in others,
-and the check of the records, written without any code of the recorder. Everything else is the scenario `moves`.
+Owns the marks of recorded channels, servers that keep their keys through some crashes (as with an append-only file) and
+lose them in others, and the check of the records, without any code of the recorder. Everything else is the scenario
+`moves`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
 BREAKS: Final = ("record_once", "record_absence", "record_loss", "deletions")
-"""The rules that this scenario puts to the test."""
+"""The rules that this scenario tests."""
 
 CORNERS: Final = {
     "message recorded": "agent recorded",
@@ -42,32 +43,32 @@ CORNERS: Final = {
     "move": "move",
     "mark deleted": "mark deleted",
 }
-"""Every corner that a campaign must meet, and the counter that shows it."""
+"""Every corner that a campaign must exercise, and its counter."""
 
 MARKS: Final = (b"c.*", b"q.*", b"i.*")
 
 UNMARKED: Final = 0.4
-"""In so many of the runs the mark of one channel is deleted while it is published on."""
+"""Share of the runs in which the mark of a channel is deleted while messages are published on it."""
 UNMARKED_MARKS: Final = (b"c.0", b"c.[^0]*", *MARKS[1:])
-"""The marks in these runs: the first one is deleted."""
+"""The marks in these runs. The first one is deleted."""
 UNMARKED_HEARD_S: Final = 4.0
-"""So long after the faults are over every agent has heard of it."""
+"""Every agent knows of the deletion this long after the last fault."""
 
 KEYS_LOST: Final = 0.5
-"""Of the crashes of servers, those after which their keys are gone."""
+"""Share of the server crashes that lose the keys."""
 
 END_S: Final = 5.0
-"""How long each step of the last act takes."""
+"""Duration of each step of the last act (`_end`)."""
 SETTLE_S_MAX: Final = 60.0
-"""How long recorders may take in the end to wait for nothing any more."""
+"""Time limit for the recorders to settle at the end."""
 
 
 class Wipe(NamedTuple):
-    """A server died, and came back without its keys."""
+    """A server crashed and came back without its keys."""
 
     died_at: float
     agent: AgentProcess
-    """Who served there when it died: whoever comes after it cannot know what there was."""
+    """The server's agent when it crashed. A later agent cannot know what was recorded."""
 
 
 class RecordingRun(MovesRun):
@@ -77,7 +78,7 @@ class RecordingRun(MovesRun):
         self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
         self._keys_lost = KEYS_LOST
         self._unmarked_from: dict[str, float] = {}
-        """Channels that are not recorded any more, and when every agent knows that."""
+        """Channels whose recording was ended, and the time from which every agent knows that."""
         super().__init__(seed, rules, trace)
         rng = self.world.rng("unmark")
         unmarks = rng.random() < UNMARKED
@@ -115,8 +116,8 @@ class RecordingRun(MovesRun):
         return server
 
     def _end(self) -> None:
-        """The last act: all clients are gone, and a server comes back without its keys. Nobody but its agent will speak
-        of what it had recorded."""
+        """The last act: all clients end, then a server comes back without its keys. Only its agent still knows what it
+        had recorded."""
         world, self._keys_lost = self.world, 1.0
         for app in self.apps:
             app.node.crash()
@@ -132,21 +133,21 @@ class RecordingRun(MovesRun):
 
     @property
     def _recorders_settled(self) -> bool:
-        cores = [lives[-1].agent.core for lives in self.agent_processes]
+        cores = [processes[-1].agent.core for processes in self.agent_processes]
         return all(core is not None and core.recorder.settled for core in cores)
 
     def _unknown_until(self) -> float:
-        """Up to when what was recorded may be gone with all who knew of it: a server lost its keys, and its agent did
-        not outlive that."""
+        """Messages before this time may be lost without any process that knows of them: a server lost its keys, and its
+        agent ended too."""
         wipes = ((name, wipe) for name, wipes in self._wipes.items() for wipe in wipes)
         return max((wipe.died_at for name, wipe in wipes if wipe.agent is not self.agent_of(name)), default=0.0)
 
     def quiet(self) -> bool:
-        """Whether nobody waits for anything any more, recorders included."""
+        """Whether everything, recorders included, has settled."""
         return super().quiet() and self._recorders_settled
 
     def check(self, verdict: Verdict) -> None:
-        """Judges moves, and the records before and after the last act."""
+        """Checks the records before and after the last act."""
         super().check(verdict)
         self._check_records(verdict)
         self._end()
@@ -159,23 +160,23 @@ class RecordingRun(MovesRun):
 
 
 class _Absence(NamedTuple):
-    """What a record says: nobody recorded from then to then."""
+    """An absence in a record: a time span in which the recorder was away."""
 
     since: float
     until: float
     known: set[int]
-    """The publishers of which this record has anything: of those it must say what is missing. Nobody, if a record
-    begins with it: then all that there was before is lost."""
+    """The publishers of the record's messages: for these it must report missing messages as gaps. Empty if the
+    record begins with the absence: then everything before it is lost."""
 
     def hides(self, message: Published) -> bool:
-        """Whether this is where a message may have gone."""
+        """Whether a message may be missing because of this absence."""
         confirmed_at = message.confirmed_at or message.called_at
         overlaps = self.since <= confirmed_at and message.called_at <= self.until
         return overlaps and message.publisher not in self.known
 
 
 class _RecordCheck:
-    """Whether the records of a channel are silent about anything that was published on it."""
+    """Checks that the records of a channel contain every message that was published on it, or report it as missing."""
 
     def __init__(
         self,
@@ -195,8 +196,8 @@ class _RecordCheck:
         self._absences: list[_Absence] = []
 
     def run(self, servers: list[RedisNode]) -> None:
-        """Reads all records, then looks for each message that a server confirmed. A record that was ended owes
-        nothing: what was on the way to it then is not in it."""
+        """Reads all records, then looks for each message that a server confirmed. Channels whose recording was ended
+        are not checked for missing messages, because messages in flight at that time are not recorded."""
         records = [self._read(server) for server in servers]
         self._verdict.seen["records spread"] += sum(map(bool, records)) > 1
         if self._unmarked_from is not None:
@@ -206,8 +207,8 @@ class _RecordCheck:
                 self._look_for(message)
 
     def _read(self, server: RedisNode) -> int:
-        """Takes what one record says; how many messages it has. What is repeated after an absence may be recorded
-        again: the agent does not know all that it wrote before."""
+        """Reads one record and returns the number of its messages. Messages that are sent again after an absence may be
+        recorded twice, because the agent does not know everything that it wrote before."""
         stream = server.model.keys.values.get(record_key(self._channel.encode()))
         copies: Counter[tuple[int, int, int]] = Counter()
         absences = 0
@@ -248,8 +249,9 @@ class _RecordCheck:
             self._verdict.violate("recorded unmarked", f"the record of {self._channel} has {what}")
 
     def _look_for(self, message: Published) -> None:
-        """A message is in some record, or in a gap, or between two numbers that a record has; or a record to which its
-        publisher is unknown says that nobody recorded at that time; or all who knew of it are gone."""
+        """Checks that one of these holds: a message is in a record or in a gap, or between two numbers of a record; or
+        a record that does not know its publisher reports an absence at that time; or every process that knew of it has
+        ended."""
         heard = self._heard.get(message.publisher)
         seen = self._verdict.seen
         if heard and message.sequence in heard:
@@ -264,7 +266,7 @@ class _RecordCheck:
             seen["record unknown"] += 1
         else:
             what = f"{message.sequence} of {message.publisher:x} on {self._channel} at t={message.called_at:.3f}"
-            self._verdict.violate("silent", f"no record has {what}, and none says so")
+            self._verdict.violate("silent", f"no record has {what}, and none reports it as missing")
 
 
 def _covers(gap: RecordedGap, message: Published) -> bool:
@@ -273,5 +275,5 @@ def _covers(gap: RecordedGap, message: Published) -> bool:
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
-    """Runs one seed; the same seed gives the same outcome, always."""
+    """Runs one seed; the same seed always gives the same outcome."""
     return RecordingRun(seed, rules, trace).execute()

@@ -1,6 +1,6 @@
-"""How large a simulated run is and what its applications are like.
+"""The size of a simulated run, and the behaviour of its applications.
 
-Owns what a seed draws beside the faults. Never touches the run itself.
+Owns what a seed draws in addition to the faults. Never touches the run itself.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 NARROW_BYTES_PER_S: Final = 500_000
-"""Links below this carry little, so applications send little: a jam is no fault of the protocol."""
+"""On slower links applications send less: the scenarios do not test congestion."""
 
 DRAIN_TIMEOUT_S: Final = 5.0
-"""Some faults last longer, so that some applications close their bus before all their messages are confirmed."""
+"""Some faults last longer than this, so some applications close their bus before all messages are confirmed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """How large a run is and what its applications are like, drawn by seed."""
+    """The size of a run and the behaviour of its applications, drawn by seed."""
 
     servers: int
     clients: int
@@ -41,9 +41,7 @@ class Shape:
 
     @classmethod
     def draw(cls, rng: Random, faults: FaultOptions) -> Shape:
-        """A shape by seed. Half of the runs give holes all the time they need to heal; the others report
-        early.
-        """
+        """Draws a shape. In half of the runs holes have enough time to heal; in the others gaps are reported early."""
         healable = rng.random() < 0.5
         small_window = not healable and rng.random() < 0.5
         slow_readers = rng.random() < 0.3

@@ -1,7 +1,7 @@
-"""A stranger on the cluster's servers: a client without Shoal, with another version of it, or with bad intentions.
+"""A stranger on the cluster's servers: a client without Shoal, with another version of it, or a hostile one.
 
 Owns the bad input of a simulated run: foreign messages on application channels, garbage, forgeries and messages of
-other versions on every internal channel. None of it may do harm.
+other versions on every internal channel. None of it may do any harm.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from random import Random
 from typing import Final
 
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Network
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring, ServerAddress
@@ -33,7 +33,7 @@ PAUSE_S: Final = 0.7
 
 
 class Stranger:
-    """Connects to one server after another and publishes what it likes."""
+    """Connects to one server after another and publishes bad input."""
 
     def __init__(
         self,
@@ -58,27 +58,27 @@ class Stranger:
     def _connect(self) -> None:
         self.network.connect(self.node, self.random.choice(self.servers), self)
 
-    def connected(self, end: Endpoint) -> None:
-        """Says a few things and goes on to another server."""
+    def connected(self, end: LinkEnd) -> None:
+        """Publishes a few messages, then moves on to another server."""
         end.handler = self
         if self.active():
             speeches = [(b"PUBLISH", *self._speech(end.peer.node.name)) for _ in range(3)]
             end.send(encode_commands([(b"HELLO", b"3"), *speeches]))
             self.node.after(PAUSE_S, self._leave, end)
 
-    def _leave(self, end: Endpoint) -> None:
+    def _leave(self, end: LinkEnd) -> None:
         end.close()
         self._connect()
 
     def failed(self, reason: str) -> None:
-        """Tries elsewhere."""
+        """Tries another server."""
         self.node.after(PAUSE_S, self._connect)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
-        """Nothing: the pause will bring it to another server."""
+    def lost(self, end: LinkEnd, reason: str) -> None:
+        """Does nothing: after its pause it connects to another server."""
 
-    def received(self, end: Endpoint, data: bytes) -> None:
-        """Not interested."""
+    def received(self, end: LinkEnd, data: bytes) -> None:
+        """Ignores replies."""
 
     def _speech(self, server: str) -> tuple[bytes, bytes]:
         random = self.random

@@ -1,7 +1,7 @@
-"""What happens to telemetry between an agent and whoever reads it: records are lost, doubled or late.
+"""Faults of telemetry between an agent and its readers: records are lost, duplicated or late.
 
-Owns the faults of the telemetry stream of a model server. Readers must live with all of them: a stream is trimmed, an
-agent repeats what was not answered, a server answers late.
+Owns the faults of the telemetry stream of a model server. Readers must cope with all of them, because streams are
+trimmed, agents repeat unanswered writes, and servers answer late.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from shoal.lab.sim.world.world import World
 from shoal.wire.envelope import TELEMETRY_KEY
 
 LATE_S: Final = (0.5, 5.0)
-"""How much later a record that is late can be read."""
+"""Delay of a late record."""
 
 
 class TelemetryFaults:
-    """How often a record is lost, doubled or late, by seed, while `troubled`."""
+    """Loses, duplicates and delays records at rates drawn by seed, while `troubled`."""
 
     def __init__(self, world: World, troubled: Callable[[], bool]) -> None:
         self.seen: Counter[str] = Counter()
@@ -31,11 +31,11 @@ class TelemetryFaults:
         self._late = self._random.choice((0.0, 0.0, 0.05))
 
     def strike(self, server: RedisNode) -> None:
-        """Strikes the telemetry of a server from now on, in all its lives."""
+        """Applies faults to the telemetry of a server from now on, also after it restarts."""
         server.on_add = lambda key, fields: self._strikes(server, key, fields)
 
     def _strikes(self, server: RedisNode, key: bytes, fields: tuple[bytes, ...]) -> bool:
-        """Whether an entry that was just added must vanish from its stream."""
+        """Whether a new entry must be removed from its stream."""
         random = self._random
         if key != TELEMETRY_KEY or not self._troubled():
             return False
@@ -50,5 +50,5 @@ class TelemetryFaults:
         return False
 
     def _again(self, server: RedisNode, fields: tuple[bytes, ...]) -> None:
-        """The record is added once more, a while later, if the server lives as long."""
+        """Adds the record once more after a while, if the server has not crashed by then."""
         self._world.after(self._random.uniform(*LATE_S), server.add_entry, TELEMETRY_KEY, fields, server.model)

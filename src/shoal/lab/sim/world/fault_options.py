@@ -1,7 +1,7 @@
-"""What may go wrong in a simulated run, as one record.
+"""The options of the simulated network and its faults.
 
-Owns: the names, units and ranges of faults, and how a seed draws them. Never touches: the network that
-suffers them (`shoal.lab.sim.world.network`) and the schedule of faults (`shoal.lab.sim.world.faults`).
+Owns: the names, units and ranges of the options, and how a seed draws them. Never touches: the network
+(`shoal.lab.sim.world.network`) and the schedule of faults (`shoal.lab.sim.world.faults`).
 """
 
 from dataclasses import dataclass, replace
@@ -9,40 +9,38 @@ from random import Random
 from typing import Self
 
 Range = tuple[float, float]
-"""Least and greatest value; a draw is uniform between them."""
+"""Smallest and largest value; draws are uniform between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class FaultOptions:
-    """Delays and limits of the network, drifts of the clocks, rates of the faults. The defaults are a calm
-    network.
+    """Delays and limits of the network, clock drift, and fault rates. The defaults are a network without faults.
 
     Rates are expected faults per second of virtual time over the whole world, not per link.
     """
 
     delay_s: Range = (0.000_2, 0.002)
-    """One way, for each batch of a direction; the order within a direction is kept whatever is drawn."""
+    """One-way delay of each batch. Batches of one direction stay in order, whatever is drawn."""
     delay_local_s: Range = (0.000_02, 0.000_1)
-    """The same between nodes of one host."""
+    """The same between nodes on one host."""
     spike_probability: float = 0.0
     """How often a batch takes `spike_s` longer."""
     spike_s: Range = (0.05, 0.5)
     split_probability: float = 0.0
-    """How often a batch arrives in two pieces, as a stream of bytes may."""
+    """How often a batch arrives in two pieces."""
     window_bytes: int = 65_536
-    """What kernels and wires of one direction hold; what is above it waits in the sender
-    (`Endpoint.unsent_bytes`).
-    """
+    """Capacity of the kernels' buffers and the wire in one direction. Further bytes wait in the sender
+    (`LinkEnd.unsent_bytes`)."""
     connect_timeout_s: float = 5.0
     connect_retry_s: float = 1.0
-    """A connection attempt into the void is repeated this often (SYN), up to `connect_timeout_s`."""
+    """Time between two SYNs of an unanswered connection attempt, up to `connect_timeout_s`."""
     tcp_timeout_s: float = 15.0
-    """An end with unacknowledged data gives up after this long."""
+    """An end gives up when its data has been unacknowledged for this long."""
 
     clock_drift_max: float = 0.0
-    """A node's clock runs at 1 +- this."""
+    """A node's clock runs at a rate of 1 plus or minus at most this."""
     clock_offset_s: Range = (0.0, 0.0)
-    """What a node's clock shows at the start."""
+    """Reading of a node's clock at the start."""
 
     resets_per_s: float = 0.0
     stalls_per_s: float = 0.0
@@ -50,13 +48,14 @@ class FaultOptions:
     partitions_per_s: float = 0.0
     partition_s: Range = (0.1, 8.0)
     one_way_probability: float = 0.3
-    """How often a stall or a partition concerns one way only."""
+    """How often a stall or partition affects only one direction."""
     pauses_per_s: float = 0.0
     pause_s: Range = (0.05, 4.0)
     crashes_per_s: float = 0.0
     down_s: Range = (0.05, 5.0)
     power_probability: float = 0.3
-    """How often a crash takes the machine (peers learn nothing), not only the process (the kernel resets)."""
+    """How often a crash takes down the whole machine (peers learn nothing) instead of only the process (its kernel
+    resets the connections)."""
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
@@ -73,16 +72,16 @@ class FaultOptions:
 
     @property
     def peaceful(self) -> bool:
-        """Whether nothing ever strikes."""
+        """Whether no faults occur."""
         rates = self.resets_per_s, self.stalls_per_s, self.partitions_per_s, self.pauses_per_s, self.crashes_per_s
         return not any(rates)
 
     @classmethod
     def draw(cls, rng: Random) -> Self:
-        """A record by seed: calm for a quarter of the seeds, else each kind of fault is there or not by
-        itself.
+        """Draws options. A quarter of the seeds has no faults; in the others each kind of fault is on or off
+        independently.
 
-        Leaving kinds out at random meets more corners than having all of them a little.
+        Leaving out kinds at random reaches more corner cases than mixing a little of every kind.
         """
         calm = cls(
             delay_s=(0.000_1, rng.choice((0.001, 0.005, 0.05))),

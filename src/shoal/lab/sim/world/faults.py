@@ -1,10 +1,10 @@
-"""The schedule of faults: when which fault strikes whom, by seed.
+"""The schedule of faults, drawn by seed.
 
-Owns: the drawing of faults and the way back to a healthy world. Never touches: what a fault does
+Owns: the time and target of each fault, and the return to a healthy world. Never touches: the effect of a fault
 (`shoal.lab.sim.world.network`).
 
-A run has two phases. While faults are on, only safety can be checked. After `stop()` everything is healed and
-stays so: then everything promised must come true within bounds, which is liveness.
+A run has two phases. While faults are on, only safety can be checked. After `stop()` the world is healthy and stays
+healthy, so liveness can be checked too: every promise must be kept within its time limit.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from shoal.lab.sim.world.fault_options import FaultOptions, Range
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Network, Partition
 from shoal.lab.sim.world.node import Node
 
 
 class Faults:
-    """Strikes links and nodes of a network at the rates of its options, from `start` to `stop`.
+    """Causes faults of links and nodes at the rates of the network's options, from `start` to `stop`.
 
-    `crashable`, `pausable` and `partitionable` name the nodes that may be struck in that way; links of all
-    nodes may be reset and stalled. `counts` says what struck how often, `first_at` when something first did.
+    `crashable`, `pausable` and `partitionable` name the nodes that each kind of fault may hit; links of all nodes may
+    be reset and stalled. `counts` has the number of faults of each kind, `first_at` the time of the first one.
     """
 
     def __init__(
@@ -45,18 +45,18 @@ class Faults:
         self._rng = network.world.rng("faults")
 
     def include(self, names: Collection[str], pausable: Collection[str]) -> None:
-        """These nodes have come, and may be crashed and cut off as all others; some of them may be paused too."""
+        """Adds new nodes, which may now be crashed and partitioned; those in `pausable` may be paused too."""
         self._crashable += names
         self._pausable += pausable
         self._partitionable += names
 
     def leave_out(self, names: Collection[str]) -> None:
-        """These nodes are gone, and are not struck any more."""
+        """Spares nodes that were removed."""
         for nodes in (self._crashable, self._pausable, self._partitionable):
             nodes[:] = [node for node in nodes if node not in names]
 
     def start(self) -> None:
-        """Begin to strike."""
+        """Starts the schedule."""
         self.active = True
         options = self._options
         for rate, strike in (
@@ -70,7 +70,7 @@ class Faults:
                 self._next(rate, strike)
 
     def stop(self) -> None:
-        """Strike no more and heal: partitions end, who is paused goes on, who is down is up again."""
+        """Ends all faults: heals partitions, resumes paused nodes, restarts crashed ones."""
         self.active = False
         for partition in self._partitions:
             partition.heal()
@@ -110,7 +110,7 @@ class Faults:
         self.partition(names[:size], names[size:], self._options.partition_s, one_way=one_way)
 
     def partition(self, some: list[str], others: list[str], span: Range, *, one_way: bool = False) -> None:
-        """Cuts some nodes off from others, as if their turn had come, if faults are on."""
+        """Cuts some nodes off from others now, if faults are on."""
         if not self.active:
             return
         self._count("partition_one_way" if one_way else "partition")
@@ -125,7 +125,7 @@ class Faults:
             self.pause(node, self._options.pause_s)
 
     def pause(self, node: Node, span: Range) -> None:
-        """Pauses one node, as if its turn had come, if faults are on and it runs."""
+        """Pauses a node now, if faults are on and it runs."""
         if self.active and node.running:
             self._count("pause")
             self.network.world.note("pause", node.name)
@@ -138,7 +138,7 @@ class Faults:
             self.crash(node)
 
     def crash(self, node: Node) -> None:
-        """Crashes one node, as if its turn had come, if faults are on and it is up."""
+        """Crashes a node now, if faults are on and it is up."""
         if self.active and node.up:
             power = self._rng.random() < self._options.power_probability
             self._count("crash_power" if power else "crash")
@@ -154,11 +154,11 @@ class Faults:
     def _later(self, span: Range, fn: Callable[[], None]) -> None:
         self.network.world.after(self._rng.uniform(*span), fn)
 
-    def _some_end(self) -> Endpoint | None:
+    def _some_end(self) -> LinkEnd | None:
         ends = self.network.ends()
         return self._rng.choice(ends) if ends else None
 
     def _some_node(self, names: list[str]) -> Node | None:
-        """A node that runs, if there is one: a fault on top of a fault of the same kind would be none."""
+        """A running node, if there is one: crashing or pausing one that is already down has no effect."""
         nodes = [node for node in map(self.network.nodes.__getitem__, names) if node.running]
         return self._rng.choice(nodes) if nodes else None

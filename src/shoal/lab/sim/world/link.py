@@ -1,14 +1,14 @@
-"""A TCP-like connection: two directions, each a stream of bytes, with what can happen to one and no more.
+"""A TCP-like connection: two byte streams, one in each direction, with the faults that TCP allows.
 
-Owns: the state of a connection's two directions and two ends. Never touches: nodes' lives, partitions, who
-may connect (`shoal.lab.sim.world.network` does these and calls in here), nor what the bytes mean.
+Owns: the state of a connection's two directions and two ends. Never touches: nodes, partitions and connection attempts
+(`shoal.lab.sim.world.network` handles these and calls this module), nor what the bytes mean.
 
 Invariants of a direction:
-- What arrives is a prefix of what was sent, in order, whatever faults there are. Nothing is ever doubled.
-- The last thing that arrives, if any, is the marker that ends the stream: "closed" after all that was sent,
-  "reset" after a prefix of it, which may end inside a command or a reply.
-- At most `window_bytes` are on the way; the rest waits in the sender as `unsent_bytes`.
-- An end is told of the loss of its connection at most once, and never of a loss that it asked for itself.
+- Under all faults, the bytes that arrive are a prefix of those that were sent, in order and without duplicates.
+- If the stream ends, an end marker arrives last: "closed" after all bytes, or "reset" after a prefix, which may end
+  inside a command or a reply.
+- At most `window_bytes` are in flight; the rest waits in the sender as `unsent_bytes`.
+- An end is told at most once that its connection is lost, and not at all if it closed or aborted it itself.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ UNREAD: Final = 16
 UNACCEPTED: Final = 32
 """The receiving process has not accepted this connection yet."""
 NETWORK: Final = STALL | PARTITION | DEAD
-"""Blocks under which nothing is acknowledged, so that the sender gives up after `tcp_timeout_s`."""
+"""With these blocks nothing is acknowledged, so the sender gives up after `tcp_timeout_s`."""
 
 SPLIT_INSIDE: Final = 0.1
-"""How much rarer a batch that was written at once arrives in two parts than one that was written piece by piece."""
+"""Factor by which a batch from a single write is split less often than one from several writes."""
 
 SEGMENTS_PER_WINDOW: Final = 4
-"""A sender with much to send waits until this part of the window is free."""
+"""A sender waits until one part in this many of the window is free."""
 
 
-class Endpoint:
-    """One end of a connection, held by a process on `node`."""
+class LinkEnd:
+    """One end of a connection; a process on `node` holds it."""
 
     __slots__ = ("_into", "_out", "handler", "node", "on_drain", "open", "peer")
 
     node: Node
-    peer: Endpoint
+    peer: LinkEnd
     handler: Handler | None
     _out: Direction
     _into: Direction
@@ -56,7 +56,7 @@ class Endpoint:
         self.node = node
         self.handler = None
         self.on_drain: Callable[[], None] | None = None
-        """Called when something that was unsent has left."""
+        """Called when unsent bytes have moved into the window."""
         self.open = True
 
     def __repr__(self) -> str:
@@ -64,27 +64,27 @@ class Endpoint:
 
     @property
     def unsent_bytes(self) -> int:
-        """What was sent here but did not fit into the window yet: the process's own output buffer."""
+        """Bytes that do not fit into the window yet: the process's own output buffer."""
         return self._out.unsent_bytes
 
     def send(self, data: bytes) -> None:
-        """Send bytes; into a connection that is over they vanish."""
+        """Sends bytes. On a connection that has ended they are dropped."""
         if data:
             self._out.send(data)
 
     def close(self, *, flush: bool = True) -> None:
-        """End the stream after what was sent; without `flush` what is still unsent is thrown away first."""
+        """Ends the stream after the bytes sent so far; without `flush`, unsent bytes are dropped first."""
         if self._leave():
             self._out.finish(flush)
 
     def abort(self) -> None:
-        """End the connection with a reset: of what is on the way a prefix arrives."""
+        """Ends the connection with a reset: a prefix of the bytes in flight arrives."""
         if self._leave():
             self._out.cut()
             self._out.end("reset")
 
     def pause_reading(self) -> None:
-        """Read nothing until `resume_reading`: the window fills, then the peer's `unsent_bytes` grow."""
+        """Stops reading until `resume_reading`: the window fills up, then the peer's `unsent_bytes` grow."""
         self._into.block(UNREAD)
 
     def resume_reading(self) -> None:
@@ -92,7 +92,7 @@ class Endpoint:
         self._into.unblock(UNREAD)
 
     def lose(self, reason: str) -> None:
-        """The connection is over for this end; tell the process. For the machinery of the links."""
+        """The connection has ended at this end: tells the process. For `Direction`."""
         if self._leave() and self.handler is not None:
             self.handler.lost(self, reason)
 
@@ -105,8 +105,8 @@ class Endpoint:
 
 
 class _Batch:
-    """Bytes that travel together, in the pieces in which they were sent; with `pieces` None it is the marker that ends
-    the stream."""
+    """Bytes that travel together, in the pieces in which they were sent. `pieces` is None for the end marker of the
+    stream."""
 
     __slots__ = ("arrival", "pieces", "reason", "sent", "size")
 
@@ -118,13 +118,13 @@ class _Batch:
         self.reason = reason
 
     def shorten(self, size: int) -> None:
-        """Leaves the first bytes only."""
+        """Keeps only the first bytes."""
         assert self.pieces is not None
         self.pieces, self.size = [b"".join(self.pieces)[:size]], size
 
 
 class Direction:
-    """One way of a connection, from `src` to `dst`. Only this module and `shoal.lab.sim.world.network` use it."""
+    """One direction of a connection, from `src` to `dst`. Only this module and `shoal.lab.sim.world.network` use it."""
 
     __slots__ = (
         "_batches",
@@ -148,7 +148,7 @@ class Direction:
 
     reverse: Direction
 
-    def __init__(self, wires: Wires, src: Endpoint, dst: Endpoint, delay: Callable[[], float]) -> None:
+    def __init__(self, wires: Wires, src: LinkEnd, dst: LinkEnd, delay: Callable[[], float]) -> None:
         self.wires = wires
         self.src = src
         self.dst = dst
@@ -164,10 +164,10 @@ class Direction:
         self._stalled_until = 0.0
         self._severed = False  # nothing more is accepted
         self._ended = False  # the marker is on its way or has arrived
-        self._unacked = False  # something was sent that nobody can have acknowledged
+        self._unacked = False  # bytes were sent and no acknowledgement can have come back
 
     def send(self, data: bytes) -> None:
-        """Accept bytes from the process at `src`."""
+        """Accepts bytes from the process at `src`."""
         size = len(data)
         if self._severed or not self.src.open:
             self.wires.stats["bytes_lost"] += size
@@ -180,8 +180,8 @@ class Direction:
             self._transmit(data)
 
     def refill(self) -> None:
-        """Move what fits from the sender's buffer into the window; a paused sender cannot. As TCP does, it waits until
-        a good part of the window is free, so that small reads do not make for small segments ever after."""
+        """Moves as many bytes as fit from the sender's buffer into the window, unless the sender is paused. Like TCP,
+        it waits until a good part of the window is free, so that small reads do not lead to small segments."""
         unsent = self._unsent
         if not unsent or self.src.node.paused:
             return
@@ -203,7 +203,7 @@ class Direction:
             self.src.on_drain()
 
     def finish(self, flush: bool) -> None:
-        """An orderly end: what was sent, then the marker."""
+        """Ends the stream in order: all bytes, then the marker."""
         if flush and self._unsent and not self._severed:
             self._transmit(b"".join(self._unsent))
             self.unsent_bytes = 0
@@ -211,7 +211,7 @@ class Direction:
         self.end("closed")
 
     def end(self, reason: str) -> None:
-        """Queue the marker; nothing is accepted afterwards. A stream ends once."""
+        """Queues the marker. Nothing is accepted afterwards, and a second marker is ignored."""
         self.sever()
         if self._ended:
             return
@@ -222,14 +222,14 @@ class Direction:
         self._schedule(self._last_arrival)
 
     def sever(self) -> None:
-        """Accept nothing any more."""
+        """Stops accepting bytes."""
         self._severed = True
         self.wires.stats["bytes_lost"] += self.unsent_bytes
         self._unsent.clear()
         self.unsent_bytes = 0
 
     def cut(self) -> None:
-        """Lose everything on the way from a random byte on: a prefix will arrive. A marker that is there stays."""
+        """Drops the bytes in flight from a random position on, so that a prefix arrives. A queued marker stays."""
         self.sever()
         count = sum(batch.size for batch in self._batches)
         keep = self.wires.cuts.randint(0, count)
@@ -246,14 +246,14 @@ class Direction:
         self._batches = kept
 
     def stall(self, duration_s: float) -> None:
-        """Let nothing through for a while."""
+        """Blocks delivery for a while."""
         now = self.wires.world.now
         self._stalled_until = max(self._stalled_until, now + duration_s)
         self.wires.world.at(self._stalled_until, self._end_stall)
         self.block(STALL)
 
     def block(self, reason: int) -> None:
-        """Let nothing arrive until `unblock` with the same reason."""
+        """Blocks delivery until `unblock` with the same reason."""
         if self.blocks & reason:
             return
         self.blocks |= reason
@@ -262,7 +262,7 @@ class Direction:
             self.reverse._check_timeout()
 
     def unblock(self, reason: int) -> None:
-        """End one reason for which nothing arrives; without any left, what waited arrives in order."""
+        """Removes one reason for blocking. When none is left, the waiting batches arrive in order."""
         if not self.blocks & reason:
             return
         self.blocks &= ~reason
@@ -296,7 +296,7 @@ class Direction:
             self._pump_event = self.wires.world.at(time, self._pump)
 
     def _pump(self) -> None:
-        """Let the first batch arrive, if it may."""
+        """Delivers the first batch, unless delivery is blocked."""
         self._pump_event = None
         if self.blocks or not self._batches:
             return
@@ -318,11 +318,11 @@ class Direction:
             else:
                 self.wires.stats["bytes_lost"] += len(data)
                 if self.src.open:
-                    self.reverse.end("reset")  # no process has this connection any more, says the receiving kernel
+                    self.reverse.end("reset")  # the receiving kernel has no process for this connection
         self.refill()
 
     def _take(self, batch: _Batch) -> bytes | None:
-        """The first batch, or sometimes only a first part of it; the rest comes later."""
+        """The first batch, or sometimes only a part of it; the rest follows later."""
         pieces = batch.pieces
         wires = self.wires
         split = wires.options.split_probability
@@ -345,7 +345,7 @@ class Direction:
             self.unblock(STALL)
 
     def _check_timeout(self) -> None:
-        """The sender's patience runs while it has sent something and acknowledgements cannot come."""
+        """Runs the sender's timeout while sent bytes cannot be acknowledged."""
         silent = (self.blocks | self.reverse.blocks) & NETWORK
         if not silent:
             self._unacked = False
@@ -360,12 +360,12 @@ class Direction:
             self._timeout_event = None
 
     def _time_out(self) -> None:
-        """The sender's kernel gives up; a process that is paused hears of it when it runs again."""
+        """The sender's kernel gives up. A paused process is told when it resumes."""
         self._timeout_event = None
         self.src.node.call(self._give_up)
 
     def _give_up(self) -> None:
-        """What was not delivered is lost, and the peer is not told: it stays half-open, unless a reset was on its way
+        """Drops undelivered bytes without telling the peer, which stays half-open unless a reset was in flight
         to it already.
         """
         if not self.src.open:
@@ -378,8 +378,8 @@ class Direction:
         self.src.lose("timeout")
 
 
-def connect_ends(wires: Wires, first: Endpoint, second: Endpoint, delay: Callable[[], float]) -> None:
-    """Lay the two directions between two fresh ends."""
+def connect_ends(wires: Wires, first: LinkEnd, second: LinkEnd, delay: Callable[[], float]) -> None:
+    """Connects two new ends with two directions."""
     there = Direction(wires, first, second, delay)
     back = Direction(wires, second, first, delay)
     there.reverse, back.reverse = back, there
@@ -387,6 +387,6 @@ def connect_ends(wires: Wires, first: Endpoint, second: Endpoint, delay: Callabl
     second._out, second._into, second.peer = back, there, first
 
 
-def directions(end: Endpoint) -> tuple[Direction, Direction]:
-    """The ways out of and into an end. For `shoal.lab.sim.world.network`."""
+def directions(end: LinkEnd) -> tuple[Direction, Direction]:
+    """The directions out of and into an end. For `shoal.lab.sim.world.network`."""
     return end._out, end._into

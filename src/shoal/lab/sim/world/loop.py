@@ -1,19 +1,19 @@
-"""An asyncio event loop on virtual time: one for each life of a simulated process.
+"""An asyncio event loop on virtual time: one for each simulated process.
 
-Owns: when callbacks, timers and tasks of one process run. Never touches: what they do, nor any socket, thread or real
-clock. Connections are opened by `shoal.lab.sim.world.transport`.
+Owns: when the callbacks, timers and tasks of one process run. Never touches: what they do, and any socket, thread or
+real clock. Connections are opened by `shoal.lab.sim.world.transport`.
 
-The loop behaves as uvloop does, which runs agents and leaders in production:
+The loop behaves like uvloop, which runs agents and leaders in production:
 - `time()` has a grain of one millisecond and stands still during a turn. A timer's delay is rounded to milliseconds, so
   a timer can fire up to half a millisecond early, as `time()` shows it.
 - Callbacks that a turn adds run in the next turn.
 
 Invariants:
-- Every turn costs `TURN_S` of virtual time, so a task that spins on `sleep(0)` lets time go by.
-- A paused process runs nothing; what became due meanwhile runs when it resumes.
-- A crashed process runs nothing ever again: not even a `finally`. Its tasks stay referenced until the seed is over,
-  because a task that is garbage-collected would run its `finally` blocks.
-- Work for a thread runs at once, in the calling turn; its result arrives after a delay drawn by seed.
+- Every turn costs `TURN_S` of virtual time, so time passes while a task spins on `sleep(0)`.
+- A paused process runs nothing; callbacks that became due meanwhile run when it resumes.
+- A crashed process runs nothing again, not even a `finally`. Its tasks stay referenced until the end of the run,
+  because a garbage-collected task would run its `finally` blocks.
+- Work for a thread runs immediately, in the calling turn; its result arrives after a delay drawn by seed.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from shoal.lab.sim.world.node import WAKE_JITTER_S, Node
 from shoal.lab.sim.world.world import Event
 
 TURN_S: Final = 0.000_02
-"""What one turn of a loop takes."""
+"""Duration of one turn of a loop."""
 
 THREAD_S: Final = (0.000_2, 0.02)
-"""How long work in a thread takes."""
+"""Duration of work in a thread."""
 
 SLEEP_S_MAX: Final = 86_400.0
 """The longest timer, as in uvloop."""
 
 TASKS_KEPT_MIN: Final = 256
-"""Finished tasks are forgotten when so many have gathered."""
+"""Finished tasks are removed when there are this many."""
 
 TIMERS_CANCELLED_MIN: Final = 64
-"""Cancelled timers are removed when there are so many of them, and more than others."""
+"""Cancelled timers are removed when there are more than this many and they outnumber the others."""
 
 NEVER: Final = float("inf")
 
 CLOSE_TRIES_MAX: Final = 20
-"""How often a coroutine is interrupted at the end of a seed."""
+"""How often a coroutine is interrupted at the end of a run."""
 
 T = TypeVar("T")
 Awaited = Generator[Any, None, T] | Coroutine[Any, Any, T]
 
 
 class Handle:
-    """A callback that waits for its turn. It offers what asyncio uses of its own handles."""
+    """A scheduled callback, with the methods that asyncio uses of its own handles."""
 
     __slots__ = ("args", "callback", "context", "loop", "timer_ms")
 
@@ -67,10 +67,10 @@ class Handle:
         self.args = args
         self.context = context
         self.timer_ms = ms
-        """When it is due, in milliseconds of the loop's clock; 0 if it is no timer."""
+        """When the timer is due, in milliseconds of the loop's clock; 0 for other callbacks."""
 
     def cancel(self) -> None:
-        """Makes it not run."""
+        """Cancels the callback."""
         if self.callback is not None:
             self.callback = None
             self.args = ()
@@ -78,7 +78,7 @@ class Handle:
                 self.loop.timer_cancelled()
 
     def cancelled(self) -> bool:
-        """Whether it was cancelled, or has run."""
+        """Whether it was cancelled or has run."""
         return self.callback is None
 
     def when(self) -> float:
@@ -87,7 +87,7 @@ class Handle:
 
 
 class SimLoop(asyncio.AbstractEventLoop):
-    """The event loop of one life of the process on a node. `failures` collects what tasks and callbacks raised."""
+    """The event loop of one process on a node. `failures` collects the exceptions of tasks and callbacks."""
 
     def __init__(self, node: Node, failures: list[str]) -> None:
         self.node = node
@@ -106,7 +106,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._due_at = NEVER
         """When the next turn is scheduled."""
         self._alarm_ms: float = NEVER
-        """The timer for which it is scheduled, if it is for one."""
+        """The timer for which that turn is scheduled, if any."""
         self._missed = False
         """Whether a turn fell due while the process was paused."""
         self._busy_until = 0.0
@@ -130,7 +130,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> Handle:
-        """The same: there are no threads."""
+        """As `call_soon`: there are no threads."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(  # type: ignore[override]
@@ -162,7 +162,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def create_task(
         self, coro: Awaited[T], *, name: str | None = None, context: Context | None = None
     ) -> asyncio.Task[T]:
-        """A task of this loop; it stays referenced until it is done or the seed is over."""
+        """A task of this loop; it stays referenced until it is done or the run ends."""
         task: asyncio.Task[T] = asyncio.Task(cast(Coroutine[Any, Any, T], coro), loop=self, name=name, context=context)
         tasks = self._tasks
         tasks.append(task)
@@ -172,7 +172,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """Runs work for a thread now; the future gets its result after a delay."""
+        """Runs the function now; the future gets its result after a delay."""
         done: asyncio.Future[T] = self.create_future()
         result: T | None = None
         failure: Exception | None = None
@@ -193,7 +193,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return done
 
     def get_debug(self) -> bool:
-        """Never: debugging is the trace's."""
+        """Always False: runs are debugged with the trace."""
         return False
 
     def is_running(self) -> bool:
@@ -201,17 +201,17 @@ class SimLoop(asyncio.AbstractEventLoop):
         return not self.dead
 
     def is_closed(self) -> bool:
-        """Whether the process is gone."""
+        """Whether the process has ended."""
         return self.dead
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Something was raised that no code awaits."""
+        """Records an exception that no code awaits."""
         error = context.get("exception")
         if error is not None and not self.dead:
             self._failures.append(f"{self.node.name}: {context.get('message', '')}: {error!r}")
 
     async def shutdown_asyncgens(self) -> None:
-        """Nothing to do: generators are closed by those who use them."""
+        """Does nothing: the code that uses a generator closes it."""
 
     async def shutdown_default_executor(self) -> None:
         """Nothing to do: there are no threads."""
@@ -219,7 +219,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- what the simulator calls ------------------------------------------------------------------------------------
 
     def run(self, callback: Callable[..., object], *args: Any) -> None:
-        """Runs a callback as a turn of its own: data has arrived, or the application is asked to do something.
+        """Runs a callback in its own turn, for example because data has arrived.
 
         The node must be running.
         """
@@ -240,17 +240,17 @@ class SimLoop(asyncio.AbstractEventLoop):
             events._set_running_loop(outer)
 
     def kill(self) -> None:
-        """The process is gone: nothing of it runs any more. Tasks, timers and callbacks stay referenced."""
+        """Ends the process: nothing of it runs again. Tasks, timers and callbacks stay referenced."""
         self.dead = True
 
     def wake(self) -> None:
-        """The process was paused and goes on: runs what became due meanwhile."""
+        """Resumes after a pause: runs what became due meanwhile."""
         if self._missed and not self.dead:
             self._missed = False
             self._schedule(self._world.now + self._random.random() * WAKE_JITTER_S)
 
-    def bury(self) -> None:
-        """The seed is over: ends all tasks, without a word about those that were still pending."""
+    def discard(self) -> None:
+        """Ends all tasks at the end of the run, without warnings about pending ones."""
         self.dead = True
         for task in self._tasks:
             task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -261,7 +261,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     def timer_cancelled(self) -> None:
-        """A timer will not fire. For `Handle`."""
+        """Counts a cancelled timer. For `Handle`."""
         self._cancelled += 1
         if self._cancelled > TIMERS_CANCELLED_MIN and self._cancelled * 2 > len(self._timers):
             self._timers[:] = [entry for entry in self._timers if entry[2].callback is not None]
@@ -271,7 +271,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     # -- turns -------------------------------------------------------------------------------------------------------
 
     def _end_turn(self) -> None:
-        """Runs the next turns too, as long as nothing else in the world happens before them."""
+        """Runs further turns right away, as long as no other event of the world comes first."""
         world = self._world
         busy_until = world.now + TURN_S
         while self._ready and not self.dead and not self.node.paused and world.advance(busy_until):
@@ -287,7 +287,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._set_alarm()
 
     def _schedule(self, time: float) -> None:
-        """Runs the next turn at that time, unless one is due before."""
+        """Schedules the next turn, unless an earlier one is scheduled."""
         if time < self._due_at:
             if self._due is not None:
                 self._due.cancel()
@@ -311,7 +311,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._end_turn()
 
     def _first_timer_due(self) -> bool:
-        """Whether a timer is due now; cancelled ones before it are dropped."""
+        """Whether a timer is due now; drops cancelled ones before it."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
@@ -319,7 +319,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         return bool(timers) and timers[0][0] <= int(self.node.clock() * 1000)
 
     def _turn(self) -> None:
-        """Runs the timers that are due and the callbacks that were there before."""
+        """Runs the timers that are due, and the callbacks that were ready when the turn began."""
         self._now_ms = now_ms = int(self.node.clock() * 1000)
         ready, timers = self._ready, self._timers
         while timers and timers[0][0] <= now_ms:
@@ -346,7 +346,7 @@ class SimLoop(asyncio.AbstractEventLoop):
                 return
 
     def _set_alarm(self) -> None:
-        """Wakes the loop when the first timer is due."""
+        """Schedules a turn for the first timer."""
         self._alarm_ms = first_ms = self._timers[0][0]
         time = self.node.true_time((first_ms + 0.001) / 1000)
         self._schedule(time if time > self._busy_until else self._busy_until)
@@ -356,7 +356,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
 
 def _end(coroutine: Any) -> None:
-    """Runs a coroutine to its end; one that awaits something in a `finally` is interrupted there again."""
+    """Interrupts a coroutine until it ends; it may await something in a `finally`."""
     for _ in range(CLOSE_TRIES_MAX):
         try:
             coroutine.close()

@@ -1,10 +1,11 @@
-"""The simulated network: nodes, who listens where, connection attempts, partitions, and the faults of links.
+"""The simulated network: nodes, listeners, connection attempts, partitions, and faults of links.
 
-Owns: which nodes and open ends there are and whether a path between two nodes is open. Never touches: what a
-process does with what it receives, and when faults strike (`shoal.lab.sim.world.faults` or the scenario decides that).
+Owns: the nodes, the open ends, and whether a path between two nodes is open. Never touches: what a process does with
+the bytes it receives, and the schedule of faults (`shoal.lab.sim.world.faults` or the scenario).
 
-Partitions stall, they do not lose: TCP repeats. After `tcp_timeout_s` without acknowledgement the sending end
-gives up; the other end stays half-open until it sends something itself (then it is reset, or times out).
+Partitions delay bytes and do not lose them, because TCP sends them again. After `tcp_timeout_s` without acknowledgement
+the sending end gives up; the other end stays half-open until it sends something itself (then it is reset, or times
+out).
 """
 
 from __future__ import annotations
@@ -15,29 +16,28 @@ from typing import Any, Protocol
 
 from shoal.lab.sim.world import link
 from shoal.lab.sim.world.fault_options import FaultOptions, Range
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.node import WAKE_JITTER_S, Node
 from shoal.lab.sim.world.wires import Handler, Wires
 from shoal.lab.sim.world.world import Event, World
 
-Accept = Callable[[Endpoint], Handler]
-"""What a listening process does with a new connection: hand back who handles it."""
+Accept = Callable[[LinkEnd], Handler]
+"""Called by a listening node for each new connection; returns the connection's handler."""
 
 
 class Dialer(Handler, Protocol):
-    """Who asked for a connection. Exactly one of `connected` and `failed` is called, unless the attempt is
-    cancelled.
-    """
+    """The owner of a connection attempt. Exactly one of `connected` and `failed` is called, unless the attempt is
+    cancelled."""
 
-    def connected(self, end: Endpoint) -> None:
-        """The connection stands."""
+    def connected(self, end: LinkEnd) -> None:
+        """The connection is open."""
 
     def failed(self, reason: str) -> None:
-        """There is none: "refused" (nobody listens) or "timeout"."""
+        """The attempt failed: "refused" (no process listens) or "timeout"."""
 
 
 class Dial:
-    """A connection attempt; `cancel()` gives it up without a word to the dialer."""
+    """A connection attempt."""
 
     __slots__ = ("attempt", "cancelled", "deadline", "dialer", "end", "incarnation", "node", "to")
 
@@ -48,16 +48,16 @@ class Dial:
         self.deadline = deadline
         self.incarnation = node.incarnation
         self.cancelled = False
-        self.end: Endpoint | None = None
+        self.end: LinkEnd | None = None
         self.attempt: Event | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether there is still a process that waits for it."""
+        """Whether a process still waits for it."""
         return not self.cancelled and self.incarnation == self.node.incarnation
 
     def cancel(self) -> None:
-        """Give it up; a connection that came into being meanwhile is aborted."""
+        """Gives up, without a call to the dialer; aborts a connection that was established meanwhile."""
         self.cancelled = True
         if self.attempt is not None:
             self.attempt.cancel()
@@ -75,7 +75,7 @@ class Partition:
         self._pairs = pairs
 
     def heal(self) -> None:
-        """Open the paths again, as far as no other partition cuts them. Healing twice does nothing."""
+        """Opens the paths that no other partition cuts. Healing twice does nothing."""
         pairs, self._pairs = self._pairs, []
         self._network.change_paths(pairs, -1)
 
@@ -89,17 +89,17 @@ class Network:
         self.nodes: dict[str, Node] = {}
         self._wires = Wires(world, self.options, self._forget)
         self._listeners: dict[str, Accept] = {}
-        self._ends: dict[str, dict[Endpoint, None]] = {}
-        self._dead_ends: dict[str, list[Endpoint]] = {}
+        self._ends: dict[str, dict[LinkEnd, None]] = {}
+        self._dead_ends: dict[str, list[LinkEnd]] = {}
         self._closed_paths: Counter[tuple[str, str]] = Counter()
 
     @property
     def stats(self) -> Counter[str]:
-        """How often what happened: connects, refused, resets, stalls, timeouts, bytes_lost, ..."""
+        """Counts of events: connects, refused, resets, stalls, timeouts, bytes_lost, ..."""
         return self._wires.stats
 
     def node(self, name: str, host: str | None = None) -> Node:
-        """Make a node; nodes of one `host` are near each other (`delay_local_s`)."""
+        """Makes a node. Nodes with the same `host` are close to each other (`delay_local_s`)."""
         if name in self.nodes:
             raise ValueError(f"there is a node {name!r} already")
         rng = self.world.rng(f"clock/{name}")
@@ -112,16 +112,16 @@ class Network:
         return node
 
     def listen(self, node: Node, accept: Accept) -> None:
-        """Accept connections to `node`; ends with its crash, so a restarted process must listen again."""
+        """Accepts connections to `node` until it crashes; a restarted process must listen again."""
         self._listeners[node.name] = accept
 
     def connect(self, node: Node, to: str, dialer: Dialer) -> Dial:
-        """Begin to connect the process on `node` to whoever listens on node `to`."""
+        """Starts to connect the process on `node` to the listener on node `to`."""
         dial = Dial(node, self.nodes[to], dialer, self.world.now + self.options.connect_timeout_s)
         dial.attempt = self.world.after(self._delay(node, dial.to), self._knock, dial)
         return dial
 
-    def ends(self, name: str | None = None) -> list[Endpoint]:
+    def ends(self, name: str | None = None) -> list[LinkEnd]:
         """The open ends of one node, or of all, in a fixed order; a connection has up to two."""
         if name is not None:
             return list(self._ends[name])
@@ -132,22 +132,19 @@ class Network:
         return not self._closed_paths.get((src, dst))
 
     def datagram(self, src: Node, dst: Node, fn: Callable[..., object], *args: Any) -> None:
-        """Run `fn(*args)` in the process of `dst` after a delay; lost without a word if it cannot be reached
-        then.
-        """
+        """Runs `fn(*args)` in the process of `dst` after a delay; dropped silently if `dst` cannot be reached then."""
         self.world.after(self._delay(src, dst), self._datagram_arrives, src.name, dst, fn, args)
 
-    def reset(self, end: Endpoint) -> None:
-        """Break a connection: each direction loses a suffix of what is on the way, each end learns in its own
-        time.
-        """
+    def reset(self, end: LinkEnd) -> None:
+        """Resets a connection: each direction loses the last part of its bytes in flight, and each end is told
+        separately."""
         self.stats["resets"] += 1
         for direction in link.directions(end):
             direction.cut()
             direction.end("reset")
 
-    def stall(self, end: Endpoint, duration_s: float, *, one_way: bool = False) -> None:
-        """Let nothing into `end` (and, unless `one_way`, nothing out of it) for a while."""
+    def stall(self, end: LinkEnd, duration_s: float, *, one_way: bool = False) -> None:
+        """Delivers nothing to `end` (and, unless `one_way`, nothing from it) for a while."""
         self.stats["stalls"] += 1
         out, into = link.directions(end)
         into.stall(duration_s)
@@ -155,9 +152,8 @@ class Network:
             out.stall(duration_s)
 
     def partition(self, from_: Iterable[str], to: Iterable[str], *, one_way: bool = False) -> Partition:
-        """Let nothing from the first nodes reach the second ones (nor, unless `one_way`, the other way
-        round).
-        """
+        """Delivers nothing from the first nodes to the second (and, unless `one_way`, nothing in the other
+        direction)."""
         self.stats["partitions"] += 1
         to = list(to)
         pairs = [(a, b) for a in from_ for b in to if a != b]
@@ -168,7 +164,7 @@ class Network:
         return Partition(self, pairs)
 
     def change_paths(self, pairs: list[tuple[str, str]], change: int) -> None:
-        """Count `change` partitions more on each way. For `Partition`."""
+        """Adds `change` to the number of partitions on each path. For `Partition`."""
         for pair in pairs:
             self._closed_paths[pair] += change
         sources = dict.fromkeys(src for src, _ in pairs)
@@ -179,20 +175,20 @@ class Network:
                     self._apply_path(direction)
 
     def node_paused(self, node: Node) -> None:
-        """For `Node`: nothing arrives there."""
+        """For `Node`: stops deliveries to it."""
         self.stats["pauses"] += 1
         for end in self.ends(node.name):
             link.directions(end)[1].block(link.PAUSED)
 
     def node_resumed(self, node: Node) -> None:
-        """For `Node`: what waited arrives, what could not be written is written."""
+        """For `Node`: delivers the waiting bytes, and sends what the process could not write."""
         for end in self.ends(node.name):
             out, into = link.directions(end)
             delay = self._wires.cuts.random() * WAKE_JITTER_S
             self.world.after(delay, self._wake, node, out, into)
 
     def node_crashed(self, node: Node, power: bool) -> None:
-        """For `Node`: its ends are gone; peers are reset, or with `power` left half-open."""
+        """For `Node`: drops its ends; peers are reset, or left half-open with `power`."""
         self.stats["power_crashes" if power else "crashes"] += 1
         self._listeners.pop(node.name, None)
         for end in self.ends(node.name):
@@ -208,7 +204,7 @@ class Network:
                 out.end("reset")
 
     def node_restarted(self, node: Node) -> None:
-        """For `Node`: the kernel resets whoever still talks to the process that was there before."""
+        """For `Node`: the kernel resets the connections to the previous process."""
         dead, self._dead_ends[node.name] = self._dead_ends[node.name], []
         for end in dead:
             link.directions(end)[1].unblock(link.DEAD)
@@ -241,7 +237,7 @@ class Network:
             direction.block(link.PARTITION)
 
     def _knock(self, dial: Dial) -> None:
-        """A connection attempt arrives at the other machine, or does not."""
+        """Tries to reach the other machine."""
         if not dial.alive:
             return
         node, to = dial.node, dial.to
@@ -258,7 +254,7 @@ class Network:
             self._fail(dial, "refused", back)
             return
         self.stats["connects"] += 1
-        near, far = Endpoint(node), Endpoint(to)
+        near, far = LinkEnd(node), LinkEnd(to)
         link.connect_ends(self._wires, near, far, self._delay_between(node, to))
         self._ends[node.name][near] = None
         self._ends[to.name][far] = None
@@ -278,7 +274,7 @@ class Network:
         if dial.alive:
             dial.dialer.failed(reason)
 
-    def _accept(self, accept: Accept, end: Endpoint) -> None:
+    def _accept(self, accept: Accept, end: LinkEnd) -> None:
         if end.open:
             end.handler = accept(end)
             link.directions(end)[1].unblock(link.UNACCEPTED)
@@ -303,5 +299,5 @@ class Network:
         else:
             self.stats["datagrams_lost"] += 1
 
-    def _forget(self, end: Endpoint) -> None:
+    def _forget(self, end: LinkEnd) -> None:
         self._ends[end.node.name].pop(end, None)

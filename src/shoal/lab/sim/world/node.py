@@ -1,12 +1,12 @@
-"""A simulated machine with one process on it: its clock, its timers, whether it is up, awake, or gone.
+"""A simulated machine with one process on it: clock, timers, pauses, crashes and restarts.
 
-Owns: the life of a node and what its process is allowed to notice while it is paused. Never touches: links
+Owns: the state of a node, and when its process may run. Never touches: links
 (`shoal.lab.sim.world.network` is told of each change through `Watcher`).
 
 Invariants:
-- Nothing of the process runs while the node is down or paused; timers that fall due meanwhile run at resume.
-- A timer belongs to one incarnation: after a crash it never fires, even if the node is up again.
-- `clock()` never goes back, also over a crash.
+- The process does not run while the node is down or paused; timers that become due meanwhile run at resume.
+- A timer belongs to one process: it never fires after a crash, even if the node is up again.
+- `clock()` never goes back, not even after a crash.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any, Final, Protocol
 from shoal.lab.sim.world.world import Event, World
 
 WAKE_JITTER_S: Final = 0.000_05
-"""At resume, what waited runs within this time, so that timers and data meet in any order."""
+"""At resume, waiting timers run within this time, so that timers and data can come in any order."""
 
 
 class Watcher(Protocol):
-    """Who carries the consequences of a node's life: the network."""
+    """Told of each change of a node's state: the network."""
 
     def node_paused(self, node: Node) -> None:
         """The process of `node` stopped reading and writing."""
@@ -30,14 +30,15 @@ class Watcher(Protocol):
         """It reads and writes again."""
 
     def node_crashed(self, node: Node, power: bool) -> None:
-        """The process is gone; with `power` the kernel is gone too."""
+        """The process has ended; with `power` the kernel is down too."""
 
     def node_restarted(self, node: Node) -> None:
         """The kernel answers again."""
 
 
 class Node:
-    """One machine. `on_crash` and `on_restart` are the scenario's: drop the core, build a new one."""
+    """One machine. `on_crash` and `on_restart` are set by the scenario, which drops the process and starts a new one.
+    `incarnation` counts the processes."""
 
     __slots__ = (
         "_clock_offset_s",
@@ -70,12 +71,12 @@ class Node:
         self.kernel_up = True
         self.paused = False
         self.paused_s = 0.0
-        """The total length of the pauses that are over."""
+        """Total length of the pauses that have ended."""
         self.incarnation = 1
         self.kill: Callable[[], None] | None = None
-        """Stops the process at once, before anything else learns of a crash: nothing of it runs any more."""
+        """Stops the process in a crash, before any other part of the world is told."""
         self.wake: Callable[[], None] | None = None
-        """Tells the process that it goes on after a pause."""
+        """Tells the process that a pause has ended."""
         self.on_crash: Callable[[], None] | None = None
         self.on_restart: Callable[[], None] | None = None
         self._watcher = watcher
@@ -90,15 +91,15 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether the process is there and not paused."""
+        """Whether the process is up and not paused."""
         return self.up and not self.paused
 
     def clock(self) -> float:
-        """What this node believes the time to be, in seconds: offset + rate x true time."""
+        """The node's clock in seconds: offset + rate x true time."""
         return self._clock_offset_s + self._clock_rate * self.world.now
 
     def true_time(self, clock: float) -> float:
-        """The time in the world when this node's clock shows `clock`."""
+        """The virtual time at which this node's clock shows `clock`."""
         return (clock - self._clock_offset_s) / self._clock_rate
 
     def at(self, clock: float, fn: Callable[..., object], *args: Any) -> Event:
@@ -106,11 +107,11 @@ class Node:
         return self._timer(self.true_time(clock), fn, args)
 
     def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> Event:
-        """The same, `delay_s` seconds of this node's clock from now."""
+        """Run `fn(*args)` after `delay_s` seconds of this node's clock; not while paused, never after a crash."""
         return self._timer(self.world.now + delay_s / self._clock_rate, fn, args)
 
     def call(self, fn: Callable[..., object], *args: Any) -> None:
-        """Run `fn(*args)` in the process: at once, at resume if it is paused, never if it crashes before."""
+        """Run `fn(*args)` in the process: now, or at resume if it is paused, unless it crashes first."""
         self._due(Event(self.world.now, fn, args), fn, args, self.incarnation)
 
     def pause(self) -> None:
@@ -121,7 +122,7 @@ class Node:
             self._watcher.node_paused(self)
 
     def resume(self) -> None:
-        """The process goes on, timers first or data first by chance."""
+        """The process resumes; whether timers or data come first is random."""
         if not self.paused:
             return
         self.paused = False

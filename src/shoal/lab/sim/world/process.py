@@ -1,7 +1,7 @@
-"""A simulated process: one life of shipped code on a node.
+"""A simulated process that runs shipped code on a node.
 
-Owns: the event loop of that life, its surroundings (`shoal.runtime.Runtime`) and its main task. Never touches: what the
-code does. A crash of the node ends the life; a restart begins another one.
+Owns: the event loop of the process, its `shoal.runtime.Runtime` and its main task. Never touches: what the code does.
+A crash of the node ends the process; after a restart the node has a new one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from shoal.lab.sim.world.transport import SimDial, Tap
 from shoal.runtime import Runtime
 
 FIRST_SECOND: Final = 1_700_000_000
-"""What a wall clock shows when a run begins."""
+"""Reading of a wall clock at the start of a run."""
 
 COORDINATOR_URL: Final = "shoal://coordinator:1"
 
 
 class WallClock:
-    """The time of day as a node has it: nearly the true one, or not at all."""
+    """A node's time of day, wrong by `skew_s`."""
 
     def __init__(self, node: Node, skew_s: float = 0.0) -> None:
         self._node = node
@@ -43,7 +43,7 @@ class WallClock:
 
 
 class Processes:
-    """All simulated processes of a run. `failures` are what shipped code raised and no code handled."""
+    """All simulated processes of a run. `failures` are exceptions of shipped code that no code handled."""
 
     def __init__(self, network: Network, coordinator: ModelCoordinator) -> None:
         self.network = network
@@ -52,27 +52,27 @@ class Processes:
         self._loops: list[SimLoop] = []
 
     def new(self, node: Node, *, wall: Callable[[], float] | None = None, tap: Tap | None = None) -> Process:
-        """A life of shipped code on a node, to be begun."""
+        """A new process on a node; `Process.begin` starts it."""
         process = Process(self, node, wall or WallClock(node), tap)
         self._loops.append(process.loop)
         return process
 
     def note_failures(self) -> None:
-        """Counts exceptions of tasks that have ended and that no code can await any more."""
+        """Records the exceptions of finished tasks that no code can await any more."""
         for loop in self._loops:
             _forget_ended_tasks(loop)
 
     def close(self) -> None:
-        """The seed is over: ends all lives."""
+        """Ends all processes at the end of a run."""
         self.note_failures()
         loops, self._loops = self._loops, []
         with _silence():
             for loop in loops:
-                loop.bury()
+                loop.discard()
 
 
 class Process:
-    """One life of a process."""
+    """One process, from its start to its end."""
 
     def __init__(self, processes: Processes, node: Node, wall: Callable[[], float], tap: Tap | None) -> None:
         self.node = node
@@ -90,7 +90,7 @@ class Process:
         )
 
     def begin(self, main: Coroutine[Any, Any, object]) -> None:
-        """Starts the main task; what it raises is a failure of the run."""
+        """Starts the main task; an exception of it is a failure of the run."""
 
         def start() -> None:
             self.main = self.loop.create_task(main, name="main")
@@ -99,7 +99,7 @@ class Process:
         self.call(start)
 
     def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> None:
-        """Runs `fn(*args)` in a turn of this life, `delay_s` seconds of its clock from now."""
+        """Runs `fn(*args)` in a turn of this process, `delay_s` seconds of its clock from now."""
         self.node.after(delay_s, self.loop.run, fn, *args)
 
     def stop(self) -> None:
@@ -108,8 +108,8 @@ class Process:
             self.call(self.main.cancel)
 
     def call(self, fn: Callable[..., object], *args: Any) -> None:
-        """Runs `fn(*args)` in a turn of this life, at once or when it goes on. The caller may be outside of the world's
-        run, where no simulated loop may stay behind as the running one."""
+        """Runs `fn(*args)` in a turn of this process, now or when it resumes. Callers outside of `World.run` find the
+        running loop unchanged afterwards."""
         outer = events._get_running_loop()
         try:
             self.node.call(self.loop.run, fn, *args)
@@ -129,26 +129,26 @@ class Process:
 
 
 def _forget_ended_tasks(loop: SimLoop) -> None:
-    """The loop holds its tasks; asyncio reports an exception that no code has seen when its task is let go."""
+    """Drops finished tasks, so that asyncio reports the exceptions that no code has seen."""
     loop._tasks[:] = [task for task in loop._tasks if not task.done()]
 
 
 class FailureLog(logging.Handler):
-    """Takes log records with a traceback for failures: shipped code caught an exception that it did not expect."""
+    """Counts log records with a traceback as failures: shipped code caught an unexpected exception."""
 
     def __init__(self, failures: list[str]) -> None:
         super().__init__(logging.ERROR)
         self._failures = failures
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Notes what was caught."""
+        """Records the exception."""
         if record.exc_info and record.exc_info[1] is not None:
             self._failures.append(f"{record.name}: {record.getMessage()}: {record.exc_info[1]!r}")
 
 
 @contextmanager
 def failures_logged(failures: list[str]) -> Iterator[None]:
-    """While this lasts, logs of shipped code go nowhere, but exceptions in them count as failures."""
+    """Discards the logs of shipped code, and counts exceptions in them as failures."""
     logger = logging.getLogger("shoal")
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     logger.handlers, logger.propagate = [FailureLog(failures)], False
@@ -162,7 +162,7 @@ def failures_logged(failures: list[str]) -> Iterator[None]:
 
 @contextmanager
 def _silence() -> Iterator[None]:
-    """While this lasts, coroutines that are thrown away say nothing about it."""
+    """Suppresses warnings about discarded coroutines."""
     hook = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:

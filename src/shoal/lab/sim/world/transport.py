@@ -3,7 +3,7 @@
 Owns: the translation between a link's ends and the callbacks of an asyncio protocol, and the `dial` that a simulated
 process opens connections with. Never touches: what the bytes mean.
 
-Callbacks of a protocol run as turns of its process's loop, so none comes while the process is paused.
+Callbacks of a protocol run as turns of its process's loop, and never while the process is paused.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from shoal.lab.sim.world.link import Endpoint
+from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.loop import SimLoop
 from shoal.lab.sim.world.network import Network
 
 
 class Tap(Protocol):
-    """Sees the connections of one process from outside."""
+    """Observes the connections of one process."""
 
     def wrote(self, peer: str, data: bytes) -> None:
-        """The process writes to its connection to `peer`, now."""
+        """The process writes to its connection to `peer`."""
 
     def ended(self, peer: str) -> None:
-        """The process has ended its connection to `peer`, or learns now that it is gone."""
+        """The process has closed its connection to `peer`, or learns that it is lost."""
 
 
 class SimTransport(asyncio.Transport):
     """One open connection of a process."""
 
-    def __init__(self, loop: SimLoop, end: Endpoint, protocol: asyncio.BaseProtocol, tap: Tap | None) -> None:
+    def __init__(self, loop: SimLoop, end: LinkEnd, protocol: asyncio.BaseProtocol, tap: Tap | None) -> None:
         super().__init__()
         self._loop = loop
         self._end = end
@@ -53,16 +53,16 @@ class SimTransport(asyncio.Transport):
         return (self._peer, 1) if name == "peername" else default
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Who is told what arrives."""
+        """The protocol that gets the data."""
         return self._protocol
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Another one is told from now on."""
+        """Replaces the protocol."""
         self._protocol = protocol
         self._buffered = isinstance(protocol, asyncio.BufferedProtocol)
 
     def is_closing(self) -> bool:
-        """Whether this side has ended the connection, or it is gone."""
+        """Whether the connection is closed or lost."""
         return self._closing
 
     def is_reading(self) -> bool:
@@ -70,7 +70,7 @@ class SimTransport(asyncio.Transport):
         return self._reading and not self._closing
 
     def pause_reading(self) -> None:
-        """Reads nothing until `resume_reading`."""
+        """Stops reading until `resume_reading`."""
         if self._reading and not self._closing:
             self._reading = False
             self._end.pause_reading()
@@ -82,7 +82,7 @@ class SimTransport(asyncio.Transport):
             self._end.resume_reading()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Above `high` unsent bytes the protocol is told to pause, at `low` to go on."""
+        """The protocol is told to pause writing above `high` unsent bytes, and to resume at `low`."""
         self._high = 65_536 if high is None else high
         self._low = self._high // 4 if low is None else low
 
@@ -99,7 +99,7 @@ class SimTransport(asyncio.Transport):
         return False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        """Sends bytes; after the end they vanish."""
+        """Sends bytes. After the end of the connection they are dropped."""
         if self._closing or self._loop.dead:
             return
         sent = bytes(data)
@@ -111,14 +111,14 @@ class SimTransport(asyncio.Transport):
             self._protocol.pause_writing()
 
     def close(self) -> None:
-        """Ends the connection after what was written."""
+        """Closes the connection after the bytes written so far."""
         if not self._closing:
             self._over()
             self._end.close()
             self._loop.call_soon(self._protocol.connection_lost, None)
 
     def abort(self) -> None:
-        """Ends the connection at once."""
+        """Aborts the connection."""
         if not self._closing:
             self._over()
             self._end.abort()
@@ -126,12 +126,12 @@ class SimTransport(asyncio.Transport):
 
     # -- what the link calls -----------------------------------------------------------------------------------------
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         """Bytes arrived."""
         self._loop.run(self._deliver, data)
 
-    def lost(self, end: Endpoint, reason: str) -> None:
-        """The connection is over: closed by the peer, reset, or given up."""
+    def lost(self, end: LinkEnd, reason: str) -> None:
+        """The connection has ended: closed by the peer, reset, or timed out."""
         self._loop.run(self._end_reading, reason)
 
     def _deliver(self, data: bytes) -> None:
@@ -176,33 +176,33 @@ class SimTransport(asyncio.Transport):
 
 
 class _Attempt:
-    """A connection on its way, until there is one or it has failed."""
+    """A connection attempt, until it succeeds or fails."""
 
-    def __init__(self, loop: SimLoop, made: asyncio.Future[Endpoint]) -> None:
+    def __init__(self, loop: SimLoop, made: asyncio.Future[LinkEnd]) -> None:
         self._loop = loop
         self._made = made
 
-    def connected(self, end: Endpoint) -> None:
+    def connected(self, end: LinkEnd) -> None:
         self._loop.run(self._settle, end, None)
 
     def failed(self, reason: str) -> None:
         error = ConnectionRefusedError(111, "Connection refused") if reason == "refused" else TimeoutError(110, reason)
         self._loop.run(self._settle, None, error)
 
-    def _settle(self, end: Endpoint | None, error: OSError | None) -> None:
+    def _settle(self, end: LinkEnd | None, error: OSError | None) -> None:
         if self._made.done():
             if end is not None:
                 end.abort()
         elif error is not None:
             self._made.set_exception(error)
         elif end is not None:
-            end.pause_reading()  # until the protocol is there
+            end.pause_reading()  # until there is a protocol
             self._made.set_result(end)
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         raise AssertionError("nothing is read before there is a transport")
 
-    def lost(self, end: Endpoint, reason: str) -> None:
+    def lost(self, end: LinkEnd, reason: str) -> None:
         """The transport, which comes in the next turn, finds the end closed."""
 
 
@@ -217,8 +217,8 @@ class SimDial:
     async def __call__(
         self, protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
     ) -> asyncio.Transport:
-        """Connects to the node of that name; OSError if it cannot."""
-        made: asyncio.Future[Endpoint] = self._loop.create_future()
+        """Connects to the node of that name. Raises OSError if that fails."""
+        made: asyncio.Future[LinkEnd] = self._loop.create_future()
         attempt = self._network.connect(self._loop.node, host, _Attempt(self._loop, made))
         try:
             end = await made

@@ -1,4 +1,4 @@
-"""What all links of one simulated network share, and what a process must offer to be told of its connection.
+"""The state that all links of a simulated network share, and the interface of a connection's handler.
 
 Owns: the options, random streams and counters of the links. Never touches: the state of any link
 (`shoal.lab.sim.world.link`).
@@ -15,23 +15,22 @@ from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.world import World
 
 if TYPE_CHECKING:
-    from shoal.lab.sim.world.link import Endpoint
+    from shoal.lab.sim.world.link import LinkEnd
 
 
 class Handler(Protocol):
-    """The process's side of an end; called only while its node runs."""
+    """Handles the events of one end, for its process. Called only while the node runs."""
 
-    def received(self, end: Endpoint, data: bytes) -> None:
+    def received(self, end: LinkEnd, data: bytes) -> None:
         """Bytes arrived."""
 
-    def lost(self, end: Endpoint, reason: str) -> None:
-        """The connection is over: "closed" by the peer, "reset", or "timeout" (the peer may still think it
-        open).
-        """
+    def lost(self, end: LinkEnd, reason: str) -> None:
+        """The connection has ended: "closed" by the peer, "reset", or "timeout" (the peer may still take it for
+        open)."""
 
 
 class Wires:
-    """What all links of a network share."""
+    """Options, random streams and counters that all links of a network share."""
 
     __slots__ = ("cuts", "delays", "forget", "options", "stats", "world")
 
@@ -39,7 +38,7 @@ class Wires:
         self,
         world: World,
         options: FaultOptions,
-        forget: Callable[[Endpoint], None],
+        forget: Callable[[LinkEnd], None],
     ) -> None:
         self.world = world
         self.options = options

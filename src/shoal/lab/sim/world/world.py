@@ -1,12 +1,12 @@
-"""Virtual time: the queue of events of one simulated run, and its sources of randomness.
+"""Virtual time: the event queue of one simulated run, and its random numbers.
 
-Owns: the order in which things happen and every random number of a run. Never touches: what the things are.
+Owns: the order of events and every random number of a run. Never touches: what the events do.
 
 Invariants:
 - Time never goes back; events at the same time run in the order in which they were scheduled.
-- Two runs with one seed and one program are identical. So nothing here (and nothing built on it) may iterate
-  over a set of objects with default hashes, look at a real clock or use another source of randomness.
-- Each named stream of random numbers is independent: a draw more in one place does not shift another place.
+- Two runs of the same program with the same seed are identical. So neither this module nor code built on it may
+  iterate over a set of objects with default hashes, read a real clock or use other random numbers.
+- Each named stream of random numbers is independent: an additional draw from one stream does not change another.
 """
 
 import heapq
@@ -20,11 +20,11 @@ from typing import Any, Final
 import msgspec
 
 EVENTS_MAX: Final = 5_000_000
-"""Events that a run may execute before it counts as one that never ends."""
+"""A run with more events than this counts as endless."""
 
 
 UNHASHED_MAX: Final = 512
-"""Pieces of the trace that are gathered before they are hashed."""
+"""Number of trace pieces that are collected before they are hashed."""
 
 _TIME: Final = Struct("<d")
 
@@ -39,11 +39,11 @@ _VALUES: Final = msgspec.msgpack.Encoder(enc_hook=_error_text)
 
 
 class EventBudgetExceededError(RuntimeError):
-    """A run executed more events than it was allowed: nearly always a loop of events that feed each other."""
+    """A run executed too many events, nearly always because events schedule each other without end."""
 
 
 class Event:
-    """Something scheduled; `cancel()` makes it not happen. Cancelling twice or too late does nothing."""
+    """A scheduled call. Cancelling it twice or too late does nothing."""
 
     __slots__ = ("args", "fn", "time")
 
@@ -53,7 +53,7 @@ class Event:
         self.args = args
 
     def cancel(self) -> None:
-        """Make it not happen."""
+        """Cancels the call."""
         self.fn = None
         self.args = ()
 
@@ -106,7 +106,7 @@ class World:
         return stream
 
     def at(self, time: float, fn: Callable[..., object], *args: Any) -> Event:
-        """Run `fn(*args)` at `time`; a time in the past means now, after what is already due now."""
+        """Run `fn(*args)` at `time`; a time in the past means now, after the events that are already due."""
         if time < self.now:
             time = self.now
         event = Event(time, fn, args)
@@ -119,7 +119,7 @@ class World:
         return self.at(self.now + delay_s, fn, *args)
 
     def run(self, until: float) -> None:
-        """Execute every event up to and including time `until`; then it is `until`.
+        """Execute every event up to and including time `until`; afterwards `now` is at least `until`.
 
         Raises EventBudgetExceededError when the run has executed more than `events_max` events in all.
         """
@@ -129,7 +129,7 @@ class World:
             self._run(until)
         finally:
             self.running = False
-            events._set_running_loop(outer)  # simulated loops leave theirs behind
+            events._set_running_loop(outer)  # simulated loops do not reset it
         if until > self.now:
             self.now = until
 
@@ -154,8 +154,8 @@ class World:
             fn(*event.args)
 
     def advance(self, time: float) -> bool:
-        """Makes it `time`, if nothing is scheduled before then; says whether it did. For an event that would schedule
-        another one for `time` and can go on with it right away."""
+        """Advances to `time` if no event is due by then; returns whether it did. For an event that would schedule
+        another one for `time` and can run it right away."""
         queue = self._queue
         if (queue and queue[0][0] <= time) or time > self._until:
             return False
@@ -163,21 +163,14 @@ class World:
         self.events_run += 1
         return True
 
-    def next_time(self) -> float | None:
-        """When the next event is due, or None if there is none."""
-        queue = self._queue
-        while queue and queue[0][2].fn is None:
-            heapq.heappop(queue)
-        return queue[0][0] if queue else None
-
     def note(self, what: str, *details: Any) -> None:
-        """Writes a line into the trace, when the run keeps one. Details must print the same in each run."""
+        """Adds a line to the digest, and to the trace if the run keeps one. Details must print the same in each run."""
         if self.trace is not None:
             self.trace.append((self.now, what, *details))
         self.mix(f"{what} {details}".encode())
 
     def mix(self, data: bytes) -> None:
-        """Makes something that happened now part of the digest."""
+        """Adds something that happened now to the digest."""
         unhashed = self._unhashed
         unhashed.append(_TIME.pack(self.now))
         unhashed.append(data)
@@ -186,12 +179,13 @@ class World:
             unhashed.clear()
 
     def mix_values(self, *values: Any) -> None:
-        """The same for values that msgspec can encode, and errors. Sets have no order and must not be among them."""
+        """Adds values to the digest: those that msgspec can encode, and errors. Sets have no order and are not
+        allowed."""
         self.mix(_VALUES.encode(values))
 
     @property
     def digest(self) -> bytes:
-        """A hash of everything that was mixed in so far, with its times."""
+        """A hash of everything added so far, with the times."""
         self._hash.update(b"".join(self._unhashed))
         self._unhashed.clear()
         return self._hash.digest()

@@ -1,6 +1,6 @@
-"""Liveness: what must be so at the end of a run, when the world has been healthy and quiet for a while.
+"""Liveness: what must hold at the end of a run, after the world has been healthy and quiet for a while.
 
-Owns the look into the applications' routers. What they were handed is judged in `checkers`.
+Owns the check of the applications' routers. What they received is checked in `channel_checkers`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from shoal.lab.sim.scenarios.app import App
 
 
 def check_settled(apps: list[App], verdict: Verdict) -> None:
-    """Liveness: in a healthy world everything is confirmed, in force, and no table holds what is over."""
+    """Checks that all messages are confirmed, all subscriptions in force, and no table holds entries of finished
+    work."""
     for app in apps:
         router = app.router
         who = f"{app.node.name} ({app.record.client:x})"
@@ -34,6 +35,6 @@ def check_settled(apps: list[App], verdict: Verdict) -> None:
         state = router.statistics()
         if state.questions:
             verdict.violate("growth", f"{who} still waits for {state.questions} answers")
-        # a doubt that is over leaves its timer behind for `gap_timeout_s`, so there may be one for each stream
+        # the timer of a resolved doubt stays for `gap_timeout_s`, so there may be one for each stream
         if state.timers > 60 + 4 * len(app.subs) + streams:
             verdict.violate("growth", f"{who} has {state.timers} timers in a quiet world")
