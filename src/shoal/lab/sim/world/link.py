@@ -60,7 +60,7 @@ class LinkEnd:
         self.open = True
 
     def __repr__(self) -> str:
-        return f"<Endpoint {self.node.name} to {self.peer.node.name}>"
+        return f"<LinkEnd {self.node.name} to {self.peer.node.name}>"
 
     @property
     def unsent_bytes(self) -> int:
