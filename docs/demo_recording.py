@@ -29,14 +29,16 @@ SHOWN_S: Final = 1.5
 SUMMARY_SHOWN_S: Final = 5.0
 COLUMNS, LINES = 100, 32
 
-# Rich fills these in. Classes carry the frame's number, so frames can share one picture.
-_FRAME: Final = '<style>{styles}</style><defs>{lines}</defs><g class="frame f-{unique_id}">{backgrounds}{matrix}</g>'
+# Rich fills these in. Classes carry the frame's name, so frames can share one picture.
+_FRAME: Final = '<style>{styles}</style><defs>{lines}</defs><g class="frame {unique_id}">{backgrounds}{matrix}</g>'
 _PICTURE: Final = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">
 <title>A recording of shoal demo</title>
 <style>
 text {{ font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 20px; }}
 .frame {{ visibility: hidden; animation: {total_s}s step-end infinite; }}
 {animations}
+.f{still} {{ visibility: visible; }}
+@media (prefers-reduced-motion: reduce) {{ .frame {{ animation: none; }} }}
 </style>
 <rect width="100%" height="100%" rx="8" fill="#0c0c0c"/>
 <g transform="translate(12 12)">
@@ -54,22 +56,24 @@ def draw(content: RenderableType, frame_id: str) -> str:
 
 
 def picture(frames: list[str]) -> str:
-    """The frames one after the other, and over again. The last one is shown longer."""
+    """The frames one after the other, and over again. The last one is shown longer. Without animation the picture
+    shows a frame of the middle."""
     total_s = SHOWN_S * (len(frames) - 1) + SUMMARY_SHOWN_S
     animations = []
     for number in range(len(frames)):
         begin = 100 * SHOWN_S * number / total_s
         end = 100.0 if number == len(frames) - 1 else 100 * SHOWN_S * (number + 1) / total_s
         hidden = "" if number == 0 else "0% { visibility: hidden } "
-        gone = "" if number == len(frames) - 1 else f" {end:.3f}% {{ visibility: hidden }}"
+        hidden_again = "" if number == len(frames) - 1 else f" {end:.3f}% {{ visibility: hidden }}"
         animations.append(
-            f".f-{number} {{ animation-name: show-{number}; }} "
-            f"@keyframes show-{number} {{ {hidden}{begin:.3f}% {{ visibility: visible }}{gone} }}"
+            f".f{number} {{ animation-name: show-{number}; }} "
+            f"@keyframes show-{number} {{ {hidden}{begin:.3f}% {{ visibility: visible }}{hidden_again} }}"
         )
     return _PICTURE.format(
         width=int(COLUMNS * 12.2) + 24,
         height=int(LINES * 24.4) + 24,
         total_s=total_s,
+        still=len(frames) // 2,
         animations="\n".join(animations),
         frames="\n".join(frames),
     )
@@ -81,7 +85,7 @@ def record() -> tuple[list[str], Summary]:
 
     def show(frame: DemoFrame) -> None:
         if frame.elapsed_s >= (len(frames) + 1) * SECONDS / FRAMES and len(frames) < FRAMES:
-            frames.append(draw(LiveView(frame), str(len(frames))))
+            frames.append(draw(LiveView(frame), f"f{len(frames)}"))
 
     options = DemoOptions(seconds=SECONDS, players=200, servers=2, servers_max=6, limits=Limits())
     summary = asyncio.run(run_demo(options, show, lambda text: print(text, file=sys.stderr)))
@@ -90,6 +94,6 @@ def record() -> tuple[list[str], Summary]:
 
 if __name__ == "__main__":
     recorded, outcome = record()
-    recorded.append(draw(summary_table(outcome), str(len(recorded))))
+    recorded.append(draw(summary_table(outcome), f"f{len(recorded)}"))
     PICTURE.write_text(picture(recorded))
     sys.exit(0 if outcome.holds else 1)
