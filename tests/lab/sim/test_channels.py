@@ -24,10 +24,12 @@ SEARCH_SEEDS_MAX = 25
 CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (7,),
     "order": (6, 3),
-    "heal": (7, 9),
-    "beacon": (130,),
+    "heal": (0,),
+    "beacon": (47,),
     "handshake": (5,),
     "lease": (0,),
+    "baseline": (4,),
+    "repeat": (6,),
 }
 """Seeds that are known to catch a broken rule, quick ones first."""
 

@@ -40,10 +40,10 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "widen_before_switch": (6, 8),
     "narrow_last": (18, 23),
     "dedupe": (5,),
-    "order": (2, 3),
-    "heal": (7, 9),
-    "handshake": (9,),
-    "lease": (6,),
+    "order": (3,),
+    "heal": (0,),
+    "handshake": (1,),
+    "lease": (10,),
 }
 """Seeds that are known to catch a broken rule, quick ones first."""
 
