@@ -55,7 +55,7 @@ def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
 
 
 def symbols(count: int, taken: Container[str] = ()) -> list[str]:
-    """New symbols, none of which is taken."""
+    """New symbols that are not in use yet."""
     names = ("".join(letters) for letters in product(ascii_uppercase, repeat=4))
     return list(islice((name for name in names if name not in taken), count))
 
