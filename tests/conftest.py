@@ -11,8 +11,8 @@ a module in `tests/real` or with a name like `test_real_game.py`, or one that im
 means `real`; everything else is `core`.
 
 A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
-the fixtures, and `--dist loadgroup` keeps their tests together. The tiers run in the order spark, real, core, so that
-the long tests are not the last ones.
+the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. The tiers run
+in the order spark, real, core, so that the long tests are not the last ones.
 
 No property test is judged by the time it takes: machines are shared. To look for new examples, run with
 `SHOAL_EXAMPLES=random`; an example that fails then is replayed from Hypothesis' own database.
@@ -21,6 +21,7 @@ No property test is judged by the time it takes: machines are shared. To look fo
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.one_worker import only_one_worker
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,6 +69,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if group in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: next(TIERS.index(mark.name) for mark in item.iter_markers() if mark.name in TIERS))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -109,9 +117,10 @@ def spark(shared_spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(scope="session")
-def shared_spark() -> Iterator[SparkSession]:
+def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session that tests share. No test may change its settings."""
     from shoal.pipeline.session import SessionOptions, running
 
+    only_one_worker("shared_spark", tmp_path_factory)
     with running(SessionOptions(name="tests")) as found:
         yield found

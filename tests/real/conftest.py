@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from tests.support.cluster_thread import ClusterThread
 from tests.support.command import run_json_command
+from tests.support.one_worker import only_one_worker
 
 import shoal
 from shoal.cluster.acl import ADMIN
@@ -14,7 +15,8 @@ from shoal.cluster.local import LocalCluster
 
 
 @pytest.fixture(scope="session")
-def shared_cluster() -> Iterator[ClusterThread]:
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterThread]:
+    only_one_worker("shared_cluster", tmp_path_factory)
     with ClusterThread(servers=3) as cluster:
         yield cluster
 
