@@ -185,7 +185,7 @@ def test_a_subscriber_is_registered_and_told_the_baseline() -> None:
     assert (client, nonce) == (CLIENT, 5)
     assert (answer.server, answer.name, answer.incarnation) == ("s1", TILE, driver.core.incarnation)
     assert (answer.complete, answer.part, answer.parts) == (True, 0, 1)
-    assert sorted(answer.streams) == sorted([(TILE, STREAM, 3), (TILE, stream_id(OTHER + 1, 1), 8)])
+    assert sorted(answer.streams) == sorted([(TILE, STREAM, 3, 0), (TILE, stream_id(OTHER + 1, 1), 8, 0)])
     assert answer.absent == []
     assert (answer.entry, answer.ring, answer.version) == (b"", b"", 0)
     assert driver.core.register.channels == {TILE: {CLIENT}}
@@ -197,7 +197,7 @@ def test_a_pattern_is_told_every_channel_that_it_matches() -> None:
         publish(driver, 2, channel=channel)
     driver.tell(hello(name=b"ti*", pattern=True))
     (answer,) = driver.answers()
-    assert sorted(answer.streams) == [(TILE, STREAM, 2), (b"time", STREAM, 2)]
+    assert sorted(answer.streams) == [(TILE, STREAM, 2, 0), (b"time", STREAM, 2, 0)]
     assert driver.core.register.patterns == {b"ti*": {CLIENT}}
 
 
@@ -207,7 +207,7 @@ def test_beacons_and_foreign_messages_are_not_taken_for_messages() -> None:
     driver.hear(TILE, b"foreign")
     driver.hear(TILE, envelope.beacon(1, STREAM, 2, 2, 0))
     driver.tell(hello())
-    assert driver.answers()[0].streams == [(TILE, STREAM, 2)]
+    assert driver.answers()[0].streams == [(TILE, STREAM, 2, 0)]
 
 
 def test_a_publisher_is_known_from_its_hello_on() -> None:
@@ -216,7 +216,7 @@ def test_a_publisher_is_known_from_its_hello_on() -> None:
     assert driver.answers(OTHER)[0].streams == []
     assert driver.core.register.channels == {}
     driver.tell(hello())
-    assert driver.answers()[0].streams == [(TILE, STREAM, 17)]
+    assert driver.answers()[0].streams == [(TILE, STREAM, 17, 0)]
 
 
 def test_a_publishers_hello_never_lowers_what_was_heard() -> None:
@@ -224,7 +224,7 @@ def test_a_publishers_hello_never_lowers_what_was_heard() -> None:
     publish(driver, 1, 2, 3, 4, 5)
     driver.tell(publisher_hello(last=2), client=OTHER)
     driver.tell(hello())
-    assert driver.answers()[0].streams == [(TILE, STREAM, 5)]
+    assert driver.answers()[0].streams == [(TILE, STREAM, 5, 0)]
 
 
 def test_an_entry_is_passed_on_as_it_was_signed() -> None:
@@ -317,7 +317,7 @@ def test_nobody_is_answered_before_all_are_present() -> None:
     assert driver.answers() == []
     present(driver, OTHER, streams=[(TILE, STREAM, 12)])
     assert driver.state() is AgentState.SERVING
-    assert driver.answers()[0].streams == [(TILE, STREAM, 12)]
+    assert driver.answers()[0].streams == [(TILE, STREAM, 12, 0)]
     assert driver.core.register.channels == {TILE: {CLIENT, OTHER}}
     assert driver.core.register.patterns == {b"ti*": {CLIENT, OTHER}}
 
@@ -435,8 +435,8 @@ def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> Non
     publish(driver, 3)
     driver.tell(hello())
     (answer,) = driver.answers()
-    assert answer.streams == [(TILE, STREAM, 3)]
-    assert answer.absent == [(TILE, other, 7)]
+    assert answer.streams == [(TILE, STREAM, 3, 0)]
+    assert answer.absent == [(TILE, other, 7, 0)]
     assert answer.remembers
 
 
@@ -448,7 +448,7 @@ def test_two_restarts_in_a_row_are_remembered_too() -> None:
         driver.core.lost(driver.now)
         driver.open(run_id)
     driver.tell(hello())
-    assert driver.answers()[0].absent == [(TILE, STREAM, 2)]
+    assert driver.answers()[0].absent == [(TILE, STREAM, 2, 0)]
 
 
 def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
@@ -460,10 +460,33 @@ def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
     driver.open("run two")
     driver.core.lost(driver.now)
     driver.now += 2 * DEFAULT_LIMITS.publisher_idle_s
-    driver.core.second += int(2 * DEFAULT_LIMITS.publisher_idle_s)
+    driver.core.tell_time(driver.core.second + int(2 * DEFAULT_LIMITS.publisher_idle_s), driver.now)
     driver.open("run three")
     driver.tell(hello())
     assert driver.answers()[0].absent == []
+
+
+def quiet_s_after(elapsed_s: float, seconds: int) -> int:
+    """What an Answer says about a stream, after a time by the loop's clock and by the wall clock."""
+    driver = session()
+    driver.core.tell_time(1000, driver.now)
+    publish(driver, 1, 2)
+    driver.now += elapsed_s
+    driver.core.tell_time(1000 + seconds, driver.now)
+    driver.tell(hello())
+    ((_, _, last, quiet_s),) = driver.answers()[0].streams
+    assert last == 2
+    return quiet_s
+
+
+def test_an_answer_says_for_how_long_a_stream_has_been_quiet_at_least() -> None:
+    assert quiet_s_after(0.0, 0) == 0
+    assert 28 <= quiet_s_after(30.0, 30) <= 30
+
+
+def test_a_wall_clock_that_is_set_makes_no_stream_older() -> None:
+    assert 28 <= quiet_s_after(30.0, 3630) <= 30
+    assert quiet_s_after(30.0, -3600) == 0
 
 
 def test_lives_have_names_of_their_own() -> None:
@@ -490,8 +513,8 @@ def test_a_client_is_present_with_the_last_part_of_its_answer() -> None:
 
 def test_a_long_answer_comes_in_parts() -> None:
     driver = session()
-    streams = [(b"tile.%d" % number, STREAM, 1) for number in range(1500)]
-    for channel, stream, number in streams:
+    streams = [(b"tile.%d" % number, STREAM, 1, 0) for number in range(1500)]
+    for channel, stream, number, _ in streams:
         publish(driver, number, channel=channel, stream=stream)
     driver.tell(hello(nonce=8, name=b"*", pattern=True))
     received = driver.take_with_heads(inbox_channel(CLIENT), control.Answer)
@@ -581,7 +604,7 @@ def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: byt
     publish(driver, 2)
     driver.tell(hello(nonce=4))
     answer = driver.answers()[-1]
-    assert answer.streams == [(TILE, STREAM, 2)]
+    assert answer.streams == [(TILE, STREAM, 2, 0)]
     assert driver.core.counters.garbage <= 1
 
 
@@ -627,7 +650,7 @@ def test_extreme_values_harm_nobody(message: control.Control) -> None:
     driver.tell(message, number=U64_MAX)
     driver.tell(hello(nonce=4711))
     answer = driver.answers()[-1]
-    assert (TILE, STREAM, 2) in answer.streams
+    assert (TILE, STREAM, 2, 0) in answer.streams
 
 
 def test_bytes_that_are_not_resp_are_the_peers_fault() -> None:

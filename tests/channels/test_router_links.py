@@ -390,15 +390,15 @@ def test_an_answer_in_parts_is_one_answer() -> None:
     here.silent = True
     sub = driver.subscribe(b"*", pattern=True)
     (hello,) = driver.heard("s1", control.Hello)
-    streams = [(b"tile.%d" % number, STREAM, number) for number in range(3000)]
-    parts = control.in_parts(answer_of("s1", b"*", streams=streams, absent=[(b"gone", STREAM, 7)]))
+    streams = [(b"tile.%d" % number, STREAM, number, 0) for number in range(3000)]
+    parts = control.in_parts(answer_of("s1", b"*", streams=streams, absent=[(b"gone", STREAM, 7, 0)]))
     for part in (*parts[:3], *parts[:-1], parts[1]):  # the answer to a repeated Hello begins anew
         driver.tell("s1", part, hello.nonce)
     assert not driver.in_force(sub)
     driver.tell("s1", parts[-1], hello.nonce)
     assert driver.in_force(sub)
     lasts = {(chan.name, stream.stream): stream.last for chan, stream in sub.all_streams()}
-    assert lasts == {(channel, stream): last for channel, stream, last in [*streams, (b"gone", STREAM, 7)]}
+    assert lasts == {(channel, stream): last for channel, stream, last, _ in [*streams, (b"gone", STREAM, 7, 0)]}
 
 
 # Other versions
@@ -502,7 +502,7 @@ def test_messages_about_what_nobody_asked_are_ignored() -> None:
     driver.tell("s1", control.Resend(b"other", blob(STREAM, 1, b"pushed on us")))
     driver.tell("s1", control.Healed(b"tile", STREAM, 99, 99, 99, 1))
     driver.tell("s1", control.Heal(b"tile", STREAM, 1, 5))
-    driver.tell("s1", answer_of("s1", b"tile", 9, streams=[(b"tile", STREAM, 50)]), 4711)
+    driver.tell("s1", answer_of("s1", b"tile", 9, streams=[(b"tile", STREAM, 50, 0)]), 4711)
     assert counts(driver) == before
     assert driver.items(sub) == []
     driver.message("s1", b"tile", STREAM, 1, b"first")

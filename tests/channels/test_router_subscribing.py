@@ -100,7 +100,7 @@ def test_the_same_answer_twice_is_one() -> None:
     answer = driver.servers["s1"].answer(hello)
     driver.tell("s1", answer, hello.nonce)
     driver.message("s1", TILE, STREAM, 1, b"1")
-    driver.tell("s1", msgspec.structs.replace(answer, streams=[(TILE, STREAM, 99)]), hello.nonce)
+    driver.tell("s1", msgspec.structs.replace(answer, streams=[(TILE, STREAM, 99, 0)]), hello.nonce)
     driver.message("s1", TILE, STREAM, 2, b"2")
     assert driver.payloads(sub) == [b"1", b"2"]
     assert driver.counters.handshakes == 1
@@ -529,6 +529,38 @@ def test_a_stream_that_began_while_the_connection_was_lost_is_owed_from_its_begi
     driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
     assert asked(driver) == [(1, 2)]
     assert driver.payloads(sub) == []
+
+
+@pytest.mark.parametrize(("quiet_s", "missing"), [(30, [(1, 2)]), (40, [])])
+def test_what_an_agent_heard_before_the_subscription_was_in_force_is_not_owed(
+    quiet_s: int, missing: list[tuple[int, int]]
+) -> None:
+    """The agent of a server where the channel was once still knows a publisher that ended long ago."""
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.advance(32.0)
+    driver.servers["s1"].streams[TILE, STREAM] = 2
+    driver.servers["s1"].quiet_s = quiet_s
+    driver.lose("s1")
+    driver.play()
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
+    assert asked(driver) == missing
+    driver.message("s1", TILE, STREAM, 3, b"3")
+    assert driver.payloads(sub) == ([] if missing else [b"3"])
+
+
+def test_a_baseline_from_another_server_is_completed_by_what_was_heard_before() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].streams[TILE, STREAM] = 4
+    sub = driver.subscribe(TILE)
+    driver.advance(30.0)
+    driver.servers["s1"].streams[TILE, STREAM] = 6
+    driver.servers["s1"].quiet_s = 40
+    driver.lose("s1")
+    driver.play()
+    driver.advance(TIMEOUT_S * 2)
+    assert asked(driver) == []
+    assert driver.items(sub) == []
 
 
 def test_a_lost_connection_alone_is_no_reason_for_doubt() -> None:

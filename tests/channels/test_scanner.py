@@ -226,8 +226,8 @@ def test_sequences_only_rise_and_beacons_raise_them_too() -> None:
     assert scanner.set_stream(b"t", 2, 11)
     assert scanner.set_stream(b"new", 3, 1)
     assert sorted(scanner.streams(b"t").streams) == [(1, 7), (2, 11)]
-    assert scanner.streams(b"new") == ([(3, 1)], True)
-    assert scanner.streams(b"unknown") == ([], True)
+    assert scanner.streams(b"new")[:2] == ([(3, 1)], True)
+    assert scanner.streams(b"unknown")[:2] == ([], True)
     counts = scanner.close_unit()
     assert counts.counters["publications"].tolist() == [2]
     assert counts.counters["beacons"].tolist() == [1]
@@ -299,21 +299,21 @@ def test_streams_with_the_same_hash_are_told_apart() -> None:
 def test_channels_above_the_limit_are_counted_apart_and_listings_say_so() -> None:
     scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channels_max=2, channel_name_bytes_max=8))
     scan_all(scanner, [observed(name, envelope(1, 1)) for name in (b"a", b"b")])
-    assert scanner.streams(b"c") == ([], True)
+    assert scanner.streams(b"c")[:2] == ([], True)
     scan_all(scanner, [observed(b"c", envelope(1, 1)), observed(b"a", envelope(1, 2))], second=3)
-    assert scanner.streams(b"c") == ([], False)
-    assert scanner.streams(b"a") == ([(1, 2)], True)
+    assert scanner.streams(b"c")[:2] == ([], False)
+    assert scanner.streams(b"a")[:2] == ([(1, 2)], True)
     assert not scanner.set_stream(b"d", 1, 1)
     counts = scanner.close_unit()
     assert (counts.uncounted, counts.uncounted_bytes) == (1, len(observed(b"c", envelope(1, 1))))
     scanner.forget_idle(3)
     assert scanner.channels() == [b"a"]
-    assert scanner.streams(b"c") == ([], False)
+    assert scanner.streams(b"c")[:2] == ([], False)
     scan_all(scanner, [observed(b"longer than 8", b"")], second=9)
     scanner.forget_idle(4)
-    assert scanner.streams(b"c") == ([], False)
+    assert scanner.streams(b"c")[:2] == ([], False)
     scanner.forget_idle(10)
-    assert scanner.streams(b"c") == ([], True)
+    assert scanner.streams(b"c")[:2] == ([], True)
 
 
 def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_be_forgotten() -> None:
@@ -328,7 +328,7 @@ def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_b
     assert counts.counters["publications"].tolist() == [3]
     scan_all(scanner, [observed(b"t", envelope(1 << 16, 2))], second=11)
     scanner.forget_idle(11)
-    assert scanner.streams(b"t") == ([(1 << 16, 2)], True)
+    assert scanner.streams(b"t")[:2] == ([(1 << 16, 2)], True)
 
 
 def test_idle_streams_and_empty_channels_are_forgotten_but_not_what_the_open_second_counts() -> None:

@@ -104,6 +104,7 @@ class StandIn:
     ring: bytes = b""
     remembers: bool = True
     since: int = 0
+    quiet_s: int = 0
     silent: bool = False
     mute: bool = False
     reachable: bool = True
@@ -120,13 +121,15 @@ class StandIn:
     def answer(self, hello: control.Hello) -> control.Answer:
         """The answer to a hello by what the script has set."""
 
-        def of(table: dict[tuple[bytes, int], int]) -> control.StreamList:
+        def of(table: dict[tuple[bytes, int], int]) -> control.HeardList:
             fits = glob_match if hello.pattern else bytes.__eq__
-            return [(name, stream, last) for (name, stream), last in table.items() if fits(hello.name, name)]
+            return [
+                (name, stream, last, self.quiet_s) for (name, stream), last in table.items() if fits(hello.name, name)
+            ]
 
         if hello.publisher:
-            streams: control.StreamList = []
-            absent: control.StreamList = []
+            streams: control.HeardList = []
+            absent: control.HeardList = []
         else:
             streams, absent = of(self.streams), of(self.absent)
         entry = b"" if hello.pattern else self.entries.get(hello.name, b"")

@@ -19,6 +19,7 @@ NAMES = st.lists(NAME, max_size=4)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 BOOL = st.booleans()
 STREAMS = st.lists(st.tuples(NAME, U64, U64), max_size=4)
+HEARD = st.lists(st.tuples(NAME, U64, U64, U32), max_size=4)
 REFUTED = st.lists(st.tuples(NAME, st.lists(st.tuples(U64, U64, U64), max_size=2)), max_size=2)
 
 MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
@@ -27,7 +28,7 @@ MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
     st.builds(control.Bye, NAME, BOOL, U64),
     st.builds(control.Present, U64, U64, U16, U16, NAMES, NAMES, STREAMS),
     st.builds(control.Welcome, TEXT, U64, U64, U64, U32, U32, NAME, U8, NAME),
-    st.builds(control.Answer, TEXT, NAME, U64, U32, NAME, NAME, BOOL, BOOL, U32, U16, U16, STREAMS, STREAMS),
+    st.builds(control.Answer, TEXT, NAME, U64, U32, NAME, NAME, BOOL, BOOL, U32, U16, U16, HEARD, HEARD),
     st.builds(control.Heartbeat, TEXT, U64, U64, U64, U32, BOOL, U32, st.none() | U32, REFUTED, NAMES),
     st.builds(control.Resync, TEXT, U64, U64),
     st.builds(control.Heal, NAME, U64, U64, U64),
@@ -69,9 +70,9 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
         (control.Present(1, 2, 0, 1, [b"a"], [], [(b"b", 3, 4)]), 4, "97" + "0102000191c401619091" + "93c401620304"),
         (control.Welcome("s", 1, 2, 3, 4, 5, b""), 5, "99" + "a1730102030405c40000c400"),
         (
-            control.Answer("s", b"a", 1, 2, b"", b"", True, False, 3, 0, 1, [], []),
+            control.Answer("s", b"a", 1, 2, b"", b"", True, False, 3, 0, 1, [(b"b", 3, 4, 5)], []),
             6,
-            "9d" + "a173c401610102c400c400c3c20300019090",
+            "9d" + "a173c401610102c400c400c3c20300019194c4016203040590",
         ),
         (control.Heartbeat("s", 1, 2, 3, 4, True, 5), 7, "9a" + "a17301020304c305c09090"),
         (control.Resync("s", 5, 6), 8, "93" + "a1730506"),
@@ -241,7 +242,7 @@ def test_a_present_in_parts_says_the_same(
 
 @pytest.mark.parametrize("name_bytes", [0, 16, 512])
 def test_an_answer_in_parts_says_the_same(name_bytes: int) -> None:
-    streams = [(b"x" * name_bytes, number, 1 << 63 | number) for number in range(3000)]
+    streams = [(b"x" * name_bytes, number, 1 << 63 | number, 9) for number in range(3000)]
     whole = control.Answer("s", b"*", 1, 2, b"entry", b"ring", True, True, 3, 0, 1, streams, streams[:40])
     parts = control.in_parts(whole)
     assert [(part.part, part.parts) for part in parts] == [(number, len(parts)) for number in range(len(parts))]

@@ -49,9 +49,12 @@ U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 U8 = Annotated[int, Meta(ge=0, lt=1 << 8)]
 StreamList: TypeAlias = list[tuple[bytes, U64, U64]]
-"""Channel, stream, last sequence number."""
+"""Streams by channel and id, with their last sequence numbers."""
+HeardList: TypeAlias = list[tuple[bytes, U64, U64, U32]]
+"""The same, with the seconds for which each stream has been quiet at least."""
 
 T = TypeVar("T")
+Stream = TypeVar("Stream", tuple[bytes, int, int], tuple[bytes, int, int, int])
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -159,8 +162,8 @@ class Answer(_Body, frozen=True):
     since: U32
     part: U16
     parts: U16
-    streams: StreamList
-    absent: StreamList
+    streams: HeardList
+    absent: HeardList
 
 
 class Heartbeat(_Body, frozen=True):
@@ -361,8 +364,8 @@ def _name_pages(names: Sequence[bytes]) -> list[list[bytes]]:
     return _pages(names, names)
 
 
-def _stream_pages(streams: StreamList) -> list[StreamList]:
-    return _pages(streams, [channel for channel, _, _ in streams])
+def _stream_pages(streams: Sequence[Stream]) -> list[list[Stream]]:
+    return _pages(streams, [stream[0] for stream in streams])
 
 
 def _pages(items: Sequence[T], names: Sequence[bytes]) -> list[list[T]]:

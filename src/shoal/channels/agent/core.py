@@ -25,7 +25,7 @@ from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
-from shoal.channels.agent.stream_memory import StreamMemory, Streams
+from shoal.channels.agent.stream_memory import StreamMemory
 from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
@@ -104,6 +104,11 @@ class AgentCore:
 
     # The server
 
+    def tell_time(self, second: int, now: float) -> None:
+        """A second by the wall clock begins."""
+        self.second = second
+        self._memory.tell_time(second, now)
+
     def opened(self, run_id: str, now: float) -> None:
         """There is a new connection to the server. The agent has not heard what happened since the last one."""
         self._now = now
@@ -121,7 +126,7 @@ class AgentCore:
     def _begin_incarnation(self, run_id: str) -> None:
         """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
         of the one before are kept apart until they are heard in this one."""
-        self._memory.begin_incarnation(self.incarnation, self.second)
+        self._memory.begin_incarnation(self.incarnation)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
         self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
@@ -369,8 +374,8 @@ class AgentCore:
             self._deferred.add(client, number, hello)
             return
         self.counters.hellos += 1
-        streams: control.StreamList = []
-        absent: control.StreamList = []
+        streams: control.HeardList = []
+        absent: control.HeardList = []
         complete = True
         if hello.publisher:
             self.scanner.set_stream(hello.name, hello.stream, hello.last)
@@ -382,8 +387,8 @@ class AgentCore:
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
             current, complete = self._memory.current(hello.name, hello.pattern)
-            streams = _listing(current)
-            absent = _listing(self._memory.absent(hello.name, hello.pattern, current, self.second))
+            streams = self._memory.listed(current)
+            absent = self._memory.listed(self._memory.absent(hello.name, hello.pattern, current))
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
@@ -495,7 +500,3 @@ class AgentCore:
                 self.dispatcher.notice_due(key[1], now)
             elif callable(key):
                 key(now)
-
-
-def _listing(streams: Streams) -> control.StreamList:
-    return [(channel, stream, last) for (channel, stream), last in streams.items()]

@@ -58,7 +58,7 @@ class ServerSession:
         now = self._loop.time()
         self._connection = connection
         self.heard_at = now
-        core.second = int(self._wall())
+        core.tell_time(int(self._wall()), now)
         core.opened(run_id, now)
         self.monitor.opened()
         connection.attach(self._received)
@@ -125,7 +125,8 @@ class ServerSession:
         """Seconds are those of the wall clock, so that the telemetry of all servers can be compared."""
         second = int(self._wall())
         if second != self.core.second:
-            over, self.core.second = self.core.second, second
+            over = self.core.second
+            self.core.tell_time(second, now)
             self.monitor.second_over(over, now)
             self._log_other_formats(now)
 

@@ -10,6 +10,7 @@ its streams to the end of the history. From then on `receiver` judges duplicates
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from shoal.channels.client.incoming_stream import StreamIn
@@ -23,6 +24,7 @@ def go_on(
 ) -> None:
     """Continues each stream after the last number of the history. A stream that only the history knows is expected to
     continue there too."""
+    sub.owed_from = -math.inf
     chan = sub.channel(sub.name)
     for number, last in reached.items():
         stream = chan.streams.get(number)
@@ -46,4 +48,4 @@ def _rewind(receiver: Receiver, sub: SubscriptionCore, stream: StreamIn, begin: 
     sub.inbox.items.clear()
     sub.inbox.items.extend(kept)
     stream.next = last + 1
-    receiver.evidence(sub, sub.name, stream.stream, max(received, begin - 1), stream.server, now)
+    receiver.evidence(sub, (sub.name, stream.stream, max(received, begin - 1), 0), stream.server, now)

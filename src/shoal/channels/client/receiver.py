@@ -211,6 +211,7 @@ class Receiver:
     def start(self, sub: SubscriptionCore, now: float) -> None:
         """The subscription is in force: every stream starts at its baseline, then early messages are judged."""
         sub.in_force = True
+        sub.owed_from = now
         if BASELINE in self._context.rules:
             for (channel, stream_id), (last, server) in sub.baseline.items():
                 chan = sub.channel(channel)
@@ -223,18 +224,23 @@ class Receiver:
             self.accept(sub, channel, blob, server, now)
         self._notify(sub)
 
-    def evidence(
-        self, sub: SubscriptionCore, channel: bytes, stream_id: int, last: int, server: str, now: float
-    ) -> None:
-        """An agent says how far a stream has come while the subscription was not listening."""
+    def evidence(self, sub: SubscriptionCore, listed: tuple[bytes, int, int, int], server: str, now: float) -> None:
+        """An agent says how far a stream has come while the subscription was not listening there, and for how long it
+        has been quiet. What an agent heard before `owed_from` is not owed."""
+        channel, stream_id, last, quiet_s = listed
+        end = (last & ~ENDED) + 1
+        drift = self._context.limits.clock_drift_max
+        past = quiet_s * (1 - drift) > (now - sub.owed_from) * (1 + drift)
         chan = sub.channel(channel)
         stream = chan.streams.get(stream_id)
         if stream is None:
-            if (last & ~ENDED) < chan.lapsed.get(stream_id, 0):
+            if end <= chan.lapsed.get(stream_id, 0):
                 return
-            first = chan.begins(stream_id, 1, (last & ~ENDED) + 1)
+            first = chan.begins(stream_id, end if past else 1, end)
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
-        stream.knows(last & ~ENDED)
+        elif past and not stream.has_hole():
+            stream.skip_to(end)
+        stream.knows(end - 1)
         stream.final = stream.final or bool(last & ENDED)
         if stream.has_hole():
             stream.server = server

@@ -302,7 +302,7 @@ class Subscriber:
         site.step("answered")
         if not sub.in_force:
             site.incarnation = answer.incarnation
-            for channel, stream, last in (*answer.absent, *answer.streams):
+            for channel, stream, last, _ in (*answer.absent, *answer.streams):
                 known, _ = sub.baseline.get((channel, stream), (0, ""))
                 sub.baseline[channel, stream] = max(known, last), site.server
             self._check_in_force(sub, now)
@@ -311,9 +311,9 @@ class Subscriber:
             self._receiver.report_unknown(sub, site.server)
         another, restarted = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
-        heard = {(channel, stream) for channel, stream, _ in answer.streams}
-        for channel, stream, last in (*answer.streams, *(answer.absent if another else ())):
-            self._receiver.evidence(sub, channel, stream, last, site.server, now)
+        heard = {(channel, stream) for channel, stream, _, _ in answer.streams}
+        for listed in (*answer.streams, *(answer.absent if another else ())):
+            self._receiver.evidence(sub, listed, site.server, now)
         if restarted:
             self._agent_restarted(site, answer, heard, now)
         self._acknowledge(sub)

@@ -5,6 +5,7 @@ Owns the bookkeeping of one subscription. `receiver` judges what arrives, `subsc
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -92,8 +93,8 @@ class SubscriptionCore:
 
     `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
     `early`. `whole` says that no connection has been lost since: then the first message of a stream on a server is the
-    first that it sent since the subscription came into force. Messages that are not `wanted` count as received, but are
-    not delivered.
+    first that it sent since the subscription came into force. What an agent heard before `owed_from` is not owed.
+    Messages that are not `wanted` count as received, but are not delivered.
     """
 
     __slots__ = (
@@ -108,6 +109,7 @@ class SubscriptionCore:
         "name",
         "notified",
         "overflowed",
+        "owed_from",
         "pattern",
         "pattern_text",
         "sites",
@@ -130,6 +132,7 @@ class SubscriptionCore:
         self.early: list[tuple[bytes, bytes, str]] = []
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
         self.in_force = False
+        self.owed_from = -math.inf
         self.whole = True
         self.overflowed = False
         self.foreign_missed = False

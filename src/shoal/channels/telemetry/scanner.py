@@ -65,11 +65,13 @@ class Frame(NamedTuple):
 class Listing(NamedTuple):
     """The streams of a channel with their last sequence numbers.
 
-    `complete` is False if a limit of the tables was met, so that streams may be missing.
+    `complete` is False if a limit of the tables was met, so that streams may be missing. `seconds` says when each
+    stream was last heard.
     """
 
     streams: list[tuple[int, int]]
     complete: bool
+    seconds: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,10 +231,11 @@ class Scanner:
         index = self.find(padded(channel), np.array([0, len(channel)], np.int32))[0]
         refused = self._tables.head[0]["refused_second"] != NEVER
         if index == MISSING:
-            return Listing([], not refused)
-        streams, lasts = table_queries.list_streams(self._tables, index)
+            return Listing([], not refused, [])
+        streams, lasts, seconds = table_queries.list_streams(self._tables, index)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
-        return Listing(pairs, bool(self._tables.channels[index]["refused_second"] == NEVER))
+        complete = bool(self._tables.channels[index]["refused_second"] == NEVER)
+        return Listing(pairs, complete, (seconds + (self._first_second or 0)).tolist())
 
     def set_stream(self, channel: bytes, stream: int, last: int) -> bool:
         """Raises the last sequence number of a stream, as its publisher reported it; False if a limit of the tables is

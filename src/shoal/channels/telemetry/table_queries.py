@@ -47,18 +47,22 @@ def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
 
 
 @kernel
-def list_streams(tables: Tables, channel: int) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The streams of a channel and the last sequence number of each."""
+def list_streams(
+    tables: Tables, channel: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    """The streams of a channel, and for each the last sequence number and the second in which it was last heard."""
     size = tables.channels[channel].streams
     streams = np.empty(size, np.uint64)
     lasts = np.empty(size, np.uint64)
+    seconds = np.empty(size, np.int64)
     index = tables.channels[channel].first_stream
     for row in range(size):
         record = tables.streams[index]
         streams[row] = record.stream
         lasts[row] = record.last
+        seconds[row] = record.second
         index = record.next
-    return streams, lasts
+    return streams, lasts, seconds
 
 
 @kernel

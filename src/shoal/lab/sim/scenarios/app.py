@@ -32,9 +32,9 @@ SUBSCRIPTIONS_MAX: Final = 4
 TAKE_MAX: Final = 1 << 30
 OPEN_RETRY_S: Final = 0.3
 """Pause before an application that could not open its bus tries again."""
-LEAVES: Final = 0.25
+LEAVES: Final = 0.08
 LEAVE_S: Final = (2.0, 15.0)
-AWAY_S: Final = (0.2, 1.5)
+AWAY_S: Final = (0.05, 0.5)
 """The share `LEAVES` of the processes closes its bus after `LEAVE_S`, unless it crashes first; the next process starts
 `AWAY_S` later."""
 CLOSE_SLACK_S: Final = 1.0
@@ -75,6 +75,8 @@ class App:
         self.started = False
         self.leaving = False
         """Whether the bus is being closed, or is closed."""
+        self.subscriptions_at_close = 0
+        """How many subscriptions the last process had when it closed its bus; the next one starts with as many."""
         self.late: list[str] = []
         """Closes that took too long."""
         self.bus: Bus
@@ -122,8 +124,9 @@ class App:
         self.process.after(delay_s, fn, *args)
 
     def _begin(self) -> None:
-        for _ in range(self.random.randint(1, 2)):
+        for _ in range(self.subscriptions_at_close or self.random.randint(1, 2)):
             self._subscribe()
+        self.subscriptions_at_close = 0
         for channel in self.run.quiet_channels:
             if self.random.random() < 0.5:
                 self.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
@@ -296,6 +299,7 @@ class App:
         for sub in self.subs:
             self._drain(sub)
         self._ended()
+        self.subscriptions_at_close = len(self.subs)
         self.subs = []
         run.world.after(0.0, self._exit, node.incarnation)
 
