@@ -251,7 +251,7 @@ loads = st.dictionaries(
 
 
 @given(loads, st.dictionaries(names, st.sampled_from([Mode.SINGLE, Mode.ALL_SUBSCRIBERS])))
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_totals_equal_the_measured_load(load: Load, modes: dict[bytes, Mode]) -> None:
     plan = Plan(ring_of("a", "b"))
     for name, mode in modes.items():
@@ -270,7 +270,7 @@ def names_of_all(load: Load, plan: Plan) -> list[bytes]:
 
 
 @given(loads)
-@settings(deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_order_of_the_inputs_makes_no_difference(load: Load) -> None:
     plan = Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_PUBLISHERS, "b", "a") | placed(b"e", Mode.SINGLE, "b"))
     turned = Plan(plan.ring, dict(reversed(plan.entries.items())))

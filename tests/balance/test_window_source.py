@@ -10,10 +10,11 @@ from shoal.load.window import LoadWindow, window_schema
 from shoal.load_kinds import KINDS
 
 LENGTH = 2
+EMPTY = window_schema(KINDS).empty_table()
 
 
 def window(number: int) -> LoadWindow:
-    return LoadWindow(number * LENGTH, (number + 1) * LENGTH, window_schema(KINDS).empty_table())
+    return LoadWindow(number * LENGTH, (number + 1) * LENGTH, EMPTY)
 
 
 def numbers(windows: list[LoadWindow]) -> list[int]:

@@ -95,7 +95,7 @@ filters = st.lists(lists.map(satisfiable), min_size=1, max_size=2).map(filter_of
 advertisements = lists.map(lambda predicates: Advertisement(satisfiable(predicates)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(advertisements, filters)
 def test_overlap_is_never_denied_where_a_promised_event_matches(advertisement: Advertisement, filter_: Filter) -> None:
     if any(advertisement.allows(event) and filter_.matches(event) for event in EVENTS):
@@ -211,7 +211,7 @@ class Changes(RuleBasedStateMachine):
 
 TestChanges = Changes.TestCase
 TestChanges.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 

@@ -23,7 +23,7 @@ from shoal.filters.values import Event
 pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
-SETTINGS = settings(max_examples=60, deadline=None)
+SETTINGS = settings(max_examples=40, deadline=None)
 MANY = settings(max_examples=25, deadline=None)
 
 

@@ -187,7 +187,7 @@ class Changes(RuleBasedStateMachine):
 
 TestChanges = Changes.TestCase
 TestChanges.settings = settings(
-    max_examples=40, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=30, stateful_step_count=20, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
@@ -246,6 +246,7 @@ def test_large_families_agree_with_comparing_all_pairs(seed: int) -> None:
         assert not index._root.further, "branches of families that are gone are cut"
 
 
+@settings(max_examples=50)
 @given(st.lists(filters_over(alike, 2), min_size=1, max_size=12), st.randoms(use_true_random=False))
 def test_the_order_of_inserts_does_not_matter(filters: list[Filter], shuffler: random.Random) -> None:
     one, other = Poset(), Poset()

@@ -123,13 +123,13 @@ def test_the_papers_spelling_has_no_alternatives() -> None:
 # -- Covering, intersection, equality --------------------------------------------------------------------------------
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(filters, filters)
 def test_reasoning_is_sound_for_all_events_of_a_small_universe(one: Filter, other: Filter) -> None:
     check_soundness(one, other, ALL_EVENTS)
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(any_lists, any_lists, st.lists(any_values, max_size=6), st.randoms(use_true_random=False))
 def test_reasoning_is_sound_for_sampled_events(
     ours: list[Predicate], theirs: list[Predicate], others: list[Value], draw: random.Random
@@ -143,6 +143,7 @@ def test_reasoning_is_sound_for_sampled_events(
     check_soundness(other, one, sampled)
 
 
+@settings(max_examples=50)
 @given(filters, filters, filters)
 def test_covering_by_parts_is_a_partial_order(one: Filter, other: Filter, another: Filter) -> None:
     wider = filter_of([*one.conjunctions, *other.conjunctions])

@@ -137,7 +137,7 @@ def test_order_batches_and_repeats_inside_the_lateness_make_no_difference(
 
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_fold_does_not_change_its_inputs(made: list[TelemetryRecord]) -> None:
     before = settled("one").state
     data = before.to_bytes()
@@ -171,7 +171,7 @@ def test_nothing_is_counted_twice_and_windows_never_overlap(made: list[Telemetry
 
 
 @given(made=st.lists(records, max_size=8).map(tell_apart))
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_state_survives_bytes_and_pickle(made: list[TelemetryRecord]) -> None:
     _, state = fold(FoldState(), records_to_batch((each, T + 7.0) for each in made), T + 4.0, SETTINGS, KINDS)
     for copy in (FoldState.from_bytes(state.to_bytes()), pickle.loads(pickle.dumps(state))):

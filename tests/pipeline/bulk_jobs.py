@@ -49,8 +49,8 @@ def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]
 
 
 def days() -> what_if_job.Days:
-    windows: list[LoadWindow] = generated_windows.make_windows(1, 3)
+    windows: list[LoadWindow] = generated_windows.make_windows(1, 3, starts=range(0, 80, 2))
     pool = ReplayPool(capacity_bytes_per_s=125e6, servers_first=2)
     traffic = {0: traffic_of(windows[:20]), 1: traffic_of(windows[20:40])}
-    loads = loads_of(windows[:40])
+    loads = loads_of(windows)
     return what_if_job.Days(traffic=traffic, loads=loads, day_s=40, pool=pool, source="made")

@@ -199,6 +199,30 @@ def test_workers_can_import_us(spark: SparkSession) -> None:
     assert spark.sparkContext.parallelize([0], 1).flatMap(rooms).collect() == ["shoal.pipeline.spark.java"]
 
 
+def test_workers_import_the_installed_pyspark_which_is_compiled(spark: SparkSession) -> None:
+    def places(_: object) -> list[str]:
+        import py4j
+        import pyspark
+
+        return [pyspark.__file__, py4j.__file__]
+
+    import py4j
+    import pyspark
+
+    found = spark.sparkContext.parallelize([0], 1).flatMap(places).collect()
+    assert found == [pyspark.__file__, py4j.__file__]  # and not the archives that Spark puts before them
+
+
+def test_the_python_of_workers_gets_its_import_path_without_archives(tmp_path: Path) -> None:
+    archives = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9-src.zip"]
+    kept = ["/spark/jars/core.jar", str(tmp_path / "a b"), "/my/pyspark.zip"]
+    environ = {"PYTHONPATH": os.pathsep.join([*archives, *kept]), "SHOAL_WORKER_PYTHON": sys.executable}
+    code = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1])"
+    command = [str(session_module._WORKER_PYTHON), "-c", code, "one word"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{os.pathsep.join(kept)} one word\n"
+
+
 def test_a_class_cache_is_kept_if_java_ended_well_and_few_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,16 +29,15 @@ SITE = ReplayPool(capacity_bytes_per_s=125e6, servers_first=2, servers_max=4)
 
 def short_days(days: int) -> list[LoadWindow]:
     """The evenings of some made days, as days of a minute."""
-    per_day = DAY_S // generated_windows.WINDOW_S
-    evening = generated_windows.EVENT_HOUR * generated_windows.HOUR_S // generated_windows.WINDOW_S - per_day // 2
-    windows = generated_windows.make_windows(days, 5)
-    found = []
-    for day in range(days):
-        first = day * generated_windows.DAY_S // generated_windows.WINDOW_S + evening
-        for place, window in enumerate(windows[first : first + per_day]):
-            start_s = day * DAY_S + place * generated_windows.WINDOW_S
-            found.append(LoadWindow(start_s, start_s + generated_windows.WINDOW_S, window.table))
-    return found
+    window_s = generated_windows.WINDOW_S
+    evening_s = generated_windows.EVENT_HOUR * generated_windows.HOUR_S - DAY_S // 2
+    places = [(day, at_s) for day in range(days) for at_s in range(0, DAY_S, window_s)]
+    starts = [day * generated_windows.DAY_S + evening_s + at_s for day, at_s in places]
+    made = generated_windows.make_windows(days, 5, starts=starts)
+    return [
+        LoadWindow(day * DAY_S + at_s, day * DAY_S + at_s + window_s, window.table)
+        for (day, at_s), window in zip(places, made, strict=True)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +280,16 @@ def test_settings_can_be_read_on_a_terminal_of_80_columns(
 
 
 def test_the_command_writes_table_figure_and_settings(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    results: list[what_if_job.WhatIfResult] = []
+
+    def find(*args: Any, **more: Any) -> what_if_job.WhatIfResult:
+        results.append(real_find(*args, **more))
+        return results[-1]
+
+    real_find = what_if_job.find
+    monkeypatch.setattr(what_if_job, "find", find)
     grid = tmp_path / "grid.toml"
     grid.write_text('[[grid]]\npolicy = "consistent-hashing"\n')
     words = ["pipeline", "what-if", "--windows", str(folder), "--grid", str(grid), "--out", str(tmp_path / "out")]
@@ -295,7 +302,7 @@ def test_the_command_writes_table_figure_and_settings(
     )
     files = {path.name for path in (tmp_path / "out").iterdir()}
     assert files == {"best.toml", "runs.parquet", "what-if.svg", "what-if.png"}
-    assert main([*words, "--in-process", "--servers-max", "4"]) == 0
+    pipeline_what_if._show(argparse.Namespace(json=False), results[0])  # as without --json
     said = capsys.readouterr().out
     assert "held-back day (2)" in said
     assert "best case of the grid on the held-back day" in said

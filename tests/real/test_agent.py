@@ -4,17 +4,28 @@ its lease."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.agent_site import POLL_S, SOURCE, TIMEOUT_S, Site, agent_site, plain_subscriber, until
+from tests.support.agent_site import (
+    POLL_S,
+    SOURCE,
+    TIMEOUT_S,
+    SharedSites,
+    Site,
+    agent_site,
+    plain_subscriber,
+    shared_sites,
+    until,
+)
 from tests.support.redis_server import RedisServer
 from tests.support.router_client import RouterClient
 
@@ -34,8 +45,11 @@ from shoal.wire.envelope import (
     peer_channel,
 )
 
-ALICE, BOB, CAROL = 0xA11CE, 0xB0B, 0xCA401
+CAPACITY = ("--max-out-bytes-per-s", "1000000")
 PATIENT = {"SHOAL_LIMITS_SERVER_LEASE_S": "30"}
+CLIENT_IDS = itertools.count(0xA11CE)
+
+pytestmark = pytest.mark.xdist_group("agent")
 
 
 @pytest.fixture
@@ -44,24 +58,31 @@ async def site() -> AsyncIterator[Site]:
         yield site
 
 
-@pytest.fixture
-async def served(site: Site) -> Site:
-    """A site whose agent holds the lease, for so long that it does not lapse on a busy machine.
+@pytest.fixture(scope="module")
+def running() -> Iterator[SharedSites]:
+    """A server with its agent that tests share. The agent has the lease for so long that it does not lapse on a busy
+    machine. A test that ends the agent starts another, except for the last one of them."""
+    with shared_sites(1) as sites:
+        yield sites
 
-    The ring comes after the lease: an agent that finds its server in a ring without a lease is silent for as long as a
-    lease lasts.
-    """
-    site.start_agent("--max-out-bytes-per-s", "1000000", **PATIENT)
-    await until(site.lease)
-    await site.coordinator.put(RING_KEY, site.signer.ring(Ring(2, (site.address,))))
-    return site
+
+@pytest.fixture
+async def served(running: SharedSites) -> AsyncIterator[Site]:
+    async with running.opened(*CAPACITY, **PATIENT) as (site,):
+        yield site
+
+
+def new_clients(count: int) -> Iterator[int]:
+    """Ids that no test has used."""
+    return itertools.islice(CLIENT_IDS, count)
 
 
 async def test_telemetry_tells_what_was_done(served: Site) -> None:
+    alice_id, bob_id, carol_id = new_clients(3)
     async with (
-        RouterClient(ALICE, served.coordinator) as alice,
-        RouterClient(BOB, served.coordinator) as bob,
-        RouterClient(CAROL, served.coordinator) as carol,
+        RouterClient(alice_id, served.coordinator) as alice,
+        RouterClient(bob_id, served.coordinator) as bob,
+        RouterClient(carol_id, served.coordinator) as carol,
         plain_subscriber(served, b"tile"),
     ):
         sub = await alice.subscribe(b"tile")
@@ -77,11 +98,11 @@ async def test_telemetry_tells_what_was_done(served: Site) -> None:
 
         await until(all_counted)
         row = await served.seen(b"tile", lambda row: row["publications"] > 1)
-        assert set(row["publisher_ids"]) <= {BOB, CAROL}
+        assert set(row["publisher_ids"]) <= {bob_id, carol_id}
         assert row["publishers"] == len(row["publisher_ids"]) >= 1
         assert row["subscribers"] == 3, "the plain one counts"
         assert row["registered"] == 2
-        assert set(row["subscriber_ids"]) == {ALICE, BOB}
+        assert set(row["subscriber_ids"]) == {alice_id, bob_id}
         assert row["pattern_subscribers"] == 1
         assert row["complete"]
         totals = await served.totals(
@@ -129,14 +150,15 @@ async def test_a_serving_agent_has_not_loaded_arrow(served: Site) -> None:
 
 
 async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Site) -> None:
-    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
-        sub = await alice.subscribe(b"tile")
-        await bob.publish(b"tile", b"1", b"2")
-        await served.seen(b"tile", lambda row: row["registered"] == 1)
+    alice_id, bob_id = new_clients(2)
+    async with RouterClient(alice_id, served.coordinator) as alice, RouterClient(bob_id, served.coordinator) as bob:
+        sub = await alice.subscribe(b"killed")
+        await bob.publish(b"killed", b"1", b"2")
+        await served.seen(b"killed", lambda row: row["registered"] == 1)
         before = await served.lease()
         served.end_agent(signal.SIGKILL)
-        await bob.publish(b"tile", b"3")
-        served.start_agent(**PATIENT)
+        await bob.publish(b"killed", b"3")
+        served.start_agent(*CAPACITY, **PATIENT)
 
         async def taken_over() -> bool:
             now = await served.lease()
@@ -145,56 +167,60 @@ async def test_a_killed_agent_is_followed_by_one_that_knows_everybody(served: Si
         await until(taken_over)
         await until(lambda: bob.router.counters.resyncs)
         await served.plain.xtrim(TELEMETRY_KEY, maxlen=0)
-        row = await served.seen(b"tile", lambda row: row["registered"] == 1)
-        assert row["subscriber_ids"] == [ALICE]
-        late = await bob.subscribe(b"tile")
+        row = await served.seen(b"killed", lambda row: row["registered"] == 1)
+        assert row["subscriber_ids"] == [alice_id]
+        late = await bob.subscribe(b"killed")
         assert {stream.next for stream in late.streams.values()} == {4}, "the agent knows how far the stream is"
-        await bob.publish(b"tile", b"4")
+        await bob.publish(b"killed", b"4")
         assert await alice.receive(sub, 4) == [b"1", b"2", b"3", b"4"]
         assert await bob.receive(late, 1) == [b"4"]
 
 
 async def test_a_restarted_server_is_a_new_incarnation_with_the_same_agent(served: Site) -> None:
-    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
-        sub = await alice.subscribe(b"tile")
-        await bob.publish(b"tile", b"1")
+    alice_id, bob_id = new_clients(2)
+    async with RouterClient(alice_id, served.coordinator) as alice, RouterClient(bob_id, served.coordinator) as bob:
+        sub = await alice.subscribe(b"restarted")
+        await bob.publish(b"restarted", b"1")
         await alice.receive(sub, 1)
-        before = await served.seen(b"tile", lambda row: row["registered"] == 1)
-        assert before["subscriber_ids"] == [ALICE]
-        (instance,) = {record.id.instance for record in await served.records()}
+        before = await served.seen(b"restarted", lambda row: row["registered"] == 1)
+        assert before["subscriber_ids"] == [alice_id]
+        earlier = await served.records()
+        (instance,) = {record.id.instance for record in earlier}
         await asyncio.to_thread(served.server.kill)
         await asyncio.to_thread(served.server.restart)
-        await bob.publish(b"tile", b"2")
+        await bob.publish(b"restarted", b"2")
         assert await alice.receive(sub, 1) == [b"2"]
-        row = await served.seen(b"tile", lambda row: row["registered"] == 1)
-        assert row["subscriber_ids"] == [ALICE]
+        row = await served.seen(b"restarted", lambda row: row["registered"] == 1)
+        assert row["subscriber_ids"] == [alice_id]
         after = await served.records()
         assert {record.id.instance for record in after} == {instance}
-        assert min(record.id.sequence for record in after) > 1, "the earlier stream was lost with the server"
+        assert min(record.id.sequence for record in after) > earlier[-1].id.sequence, "the earlier stream is lost"
 
 
 async def test_clients_that_vanish_leave_the_register(served: Site) -> None:
-    async with RouterClient(BOB, served.coordinator) as bob:
-        await bob.subscribe(b"tile")
-        async with RouterClient(ALICE, served.coordinator) as alice:
-            await alice.subscribe(b"tile")
-            await served.seen(b"tile", lambda row: row["registered"] == 2)
+    alice_id, bob_id = new_clients(2)
+    async with RouterClient(bob_id, served.coordinator) as bob:
+        await bob.subscribe(b"vanished")
+        async with RouterClient(alice_id, served.coordinator) as alice:
+            await alice.subscribe(b"vanished")
+            await served.seen(b"vanished", lambda row: row["registered"] == 2)
         known = len(await served.records())
 
         async def forgotten() -> bool:
             tables = [record.tables["channel"].rows() for record in (await served.records())[known:]]
-            return any(table[b"tile"]["subscriber_ids"] == [BOB] for table in tables if b"tile" in table)
+            return any(table[b"vanished"]["subscriber_ids"] == [bob_id] for table in tables if b"vanished" in table)
 
         await until(forgotten)
 
 
 async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> None:
+    alice_id, bob_id = new_clients(2)
     heartbeat = control.encode(
         control.Heartbeat("s2", instance=1, heard=1, incarnation=1, lease_ms=1_000_000, granted=False, ring_version=99),
         number=1,
     )
     present = control.Present(1, 99, 0, 1, [b"x" * 4000], [b"[" * 100], [(b"y" * 4000, 1, 1)])
-    forged = control.encode(present, ALICE, 1)
+    forged = control.encode(present, alice_id, 1)
     mark = control.encode(control.Resync("s1", 1, 1))[:3]
     noise = [
         b"",
@@ -208,14 +234,14 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
         b"\xf5\x5a" + b"\xff" * 40,
         b"\xf5\x5b" + b"\xff" * 40,
     ]
-    async with RouterClient(ALICE, served.coordinator) as alice, RouterClient(BOB, served.coordinator) as bob:
-        sub = await alice.subscribe(b"tile")
+    async with RouterClient(alice_id, served.coordinator) as alice, RouterClient(bob_id, served.coordinator) as bob:
+        sub = await alice.subscribe(b"garbage")
         before = await served.lease()
         for channel in (
             AGENT_CHANNEL,
             HEARTBEAT_CHANNEL,
-            inbox_channel(ALICE),
-            peer_channel(ALICE),
+            inbox_channel(alice_id),
+            peer_channel(alice_id),
             b"__shoal:",
             b"__shoal:other",
             b"tile.noise",
@@ -224,13 +250,40 @@ async def test_garbage_on_every_internal_channel_harms_nothing(served: Site) -> 
                 await served.plain.publish(channel, data)
         await served.plain.xadd(TELEMETRY_KEY, {"data": b"garbage"})
         await served.plain.xtrim(TELEMETRY_KEY, maxlen=0)
-        await bob.publish(b"tile", b"after")
+        await bob.publish(b"garbage", b"after")
         assert await alice.receive(sub, 1) == [b"after"]
-        await served.seen(b"tile", lambda row: row["registered"] == 1)
+        await served.seen(b"garbage", lambda row: row["registered"] == 1)
         after = await served.lease()
         assert before is not None
         assert after is not None
         assert before.token == after.token
+
+
+async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: Site) -> None:
+    (alice_id,) = new_clients(1)
+    ring = Ring(2, (served.address, ServerAddress("s9", served.address.host, served.address.port)))
+    true = served.signer.entry(b"moved", Placement(7, Mode.SINGLE, ("s1",)))
+    forged = Signer(Signer.generate()).entry(b"forged", Placement(9, Mode.SINGLE, ("s9",)))
+    await served.coordinator.put(entry_key(b"moved"), true)
+    await served.coordinator.put(entry_key(b"forged"), forged)
+    await served.coordinator.put("plan/entries/no base64", b"garbage")
+    await served.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(ring))
+
+    async def answer(name: bytes) -> control.Answer:
+        async with plain_subscriber(served, inbox_channel(alice_id)) as inbox:
+            hello = control.Hello(5, name, False, True, version=1, ring_version=1)
+            await served.plain.publish(AGENT_CHANNEL, control.encode(hello, alice_id, 1))
+            message = await inbox.get_message(timeout=TIMEOUT_S)
+            found = control.decode(message["data"]).message
+            assert isinstance(found, control.Answer)
+            return found
+
+    async def updated() -> bool:
+        return (await answer(b"moved")).entry == true
+
+    await until(updated)
+    assert (await answer(b"forged")).entry == b""
+    assert (await answer(b"forged")).version == 0
 
 
 async def test_the_lease_of_a_server_that_does_not_answer_runs_out_and_comes_back(site: Site) -> None:
@@ -320,13 +373,6 @@ async def _heartbeat(pubsub: Any, condition: Callable[[control.Heartbeat], bool]
                 return heartbeat
 
 
-async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> None:
-    assert "s1" in await served.coordinator.members("servers")
-    assert served.end_agent(signal.SIGTERM) == 0
-    assert await served.lease() is None
-    assert await served.coordinator.members("servers") == {}
-
-
 async def test_an_agent_waits_for_an_older_plan_and_ends_at_a_newer_one(site: Site) -> None:
     await site.coordinator.delete(FORMAT_KEY)
     agent = site.start_agent()
@@ -344,54 +390,33 @@ async def test_an_agent_waits_for_an_older_plan_and_ends_at_a_newer_one(site: Si
     assert agent.returncode == 1
 
 
-async def test_of_two_agents_for_one_server_the_newer_one_stays(served: Site) -> None:
-    first = await served.lease()
-    assert first is not None
-    older = served.agent
-    served.start_agent(**PATIENT)
+async def test_of_two_agents_for_one_server_the_newer_one_stays(site: Site) -> None:
+    older = site.start_agent(**PATIENT)
+    first = await until(site.lease)
+    site.start_agent(**PATIENT)
 
     async def replaced() -> bool:
-        now = await served.lease()
+        now = await site.lease()
         return now is not None and now.holder != first.holder
 
     try:
         await until(replaced)
         renewed = time.monotonic() + 1.5
         while time.monotonic() < renewed:
-            now = await served.lease()
+            now = await site.lease()
             assert now is not None
             assert now.holder != first.holder
             await asyncio.sleep(POLL_S)
     finally:
-        assert older is not None
         older.kill()
         older.wait(TIMEOUT_S)
 
 
-async def test_entries_of_the_plan_reach_clients_and_forged_ones_do_not(served: Site) -> None:
-    ring = Ring(2, (served.address, ServerAddress("s9", served.address.host, served.address.port)))
-    true = served.signer.entry(b"moved", Placement(7, Mode.SINGLE, ("s1",)))
-    forged = Signer(Signer.generate()).entry(b"forged", Placement(9, Mode.SINGLE, ("s9",)))
-    await served.coordinator.put(entry_key(b"moved"), true)
-    await served.coordinator.put(entry_key(b"forged"), forged)
-    await served.coordinator.put("plan/entries/no base64", b"garbage")
-    await served.coordinator.put(RING_KEY, Signer(Signer.generate()).ring(ring))
-
-    async def answer(name: bytes) -> control.Answer:
-        async with plain_subscriber(served, inbox_channel(ALICE)) as inbox:
-            hello = control.Hello(5, name, False, True, version=1, ring_version=1)
-            await served.plain.publish(AGENT_CHANNEL, control.encode(hello, ALICE, 1))
-            message = await inbox.get_message(timeout=TIMEOUT_S)
-            found = control.decode(message["data"]).message
-            assert isinstance(found, control.Answer)
-            return found
-
-    async def updated() -> bool:
-        return (await answer(b"moved")).entry == true
-
-    await until(updated)
-    assert (await answer(b"forged")).entry == b""
-    assert (await answer(b"forged")).version == 0
+async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> None:
+    assert "s1" in await served.coordinator.members("servers")
+    assert served.end_agent(signal.SIGTERM) == 0
+    assert await served.lease() is None
+    assert await served.coordinator.members("servers") == {}
 
 
 @pytest.mark.parametrize(

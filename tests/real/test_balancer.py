@@ -17,10 +17,8 @@ from tests.support.connections import connect_coordinator
 import shoal
 from shoal import cli
 from shoal.cluster.acl import ADMIN
-from shoal.cluster.control_socket import request
 from shoal.cluster.local import LocalCluster
 from shoal.coordination.redis import RedisCoordinator
-from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
 from shoal.limits import Limits
 from shoal.load.window import LoadWindow
@@ -152,7 +150,7 @@ async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
 async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
     """Load rises, servers are added and channels move; the leader dies; load falls, and servers are removed."""
     async with (
-        LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=4) as cluster,
+        LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=3) as cluster,
         watching(cluster) as watch,
         crowd(cluster) as people,
     ):
@@ -175,7 +173,6 @@ async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
         await until(moved)
         second = await until(watch.leader)
         assert {first, second} == {"balancer-1", "balancer-2"}
-        cluster.release(first)
         talking.cancel()
 
         async def shrunk() -> bool:
@@ -184,7 +181,7 @@ async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
             return len(left) == 2 and left == {*(await watch.ring()).ids}
 
         await until(shrunk)
-        assert (await cluster.add_server()).id not in seen
+        assert cluster.fleet.new_ids(1)[0] not in seen
         await until(people.complete)
         for channel in CHANNELS:
             heard = [int(payload.split()[0]) for payload in people.heard[channel]]
@@ -252,52 +249,29 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
 
 async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:
     async with (
-        LocalCluster(3, limits=LIMITS, balancers=1, servers_max=3) as cluster,
+        LocalCluster(2, limits=LIMITS, balancers=1, servers_max=2) as cluster,
         watching(cluster) as watch,
         crowd(cluster) as people,
     ):
         people.start_talking(10.0)
         ring = await watch.ring()
-        channel = next(name for name in CHANNELS if ring.home(name.encode()) != "s3")
+        channel = next(name for name in CHANNELS if ring.home(name.encode()) != "s2")
         where = ("--state-dir", str(cluster.directory.root))
-        assert await asyncio.to_thread(cli.main, ("plan", "move", channel, "--to", "s3", *where)) == 0
-        for name in ("agent-s3", "s3"):
+        assert await asyncio.to_thread(cli.main, ("plan", "move", channel, "--to", "s2", *where)) == 0
+        for name in ("agent-s2", "s2"):
             cluster.hold(name)
             await cluster.kill(name)
 
         async def elsewhere() -> bool:
-            return "s3" not in await watch.servers_of(channel)
+            return "s2" not in await watch.servers_of(channel)
 
         async def back() -> bool:
             ring = await watch.ring()
-            return "s3" in ring.ids and "s3" not in ring.homes
+            return "s2" in ring.ids and "s2" not in ring.homes
 
         await until(elsewhere)
-        assert "s3" not in (await watch.ring()).ids
-        for name in ("s3", "agent-s3"):
+        assert "s2" not in (await watch.ring()).ids
+        for name in ("s2", "agent-s2"):
             cluster.release(name)
         await until(back)
-        assert await watch.marks() == {"s3": "guest"}
-
-
-async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() -> None:
-    async with LocalCluster(1, limits=LIMITS) as cluster, watching(cluster) as watch:
-
-        async def ask(do: Any, name: str = "", count: int = 1) -> tuple[str, ...]:
-            return (await asyncio.to_thread(request, cluster.directory, do, name, count=count)).servers
-
-        assert await ask("add", count=2) == ("s2", "s3")
-        await cluster.wait_until_ready()
-        ring = await watch.ring()
-        assert ({*ring.ids}, ring.homes) == ({"s1", "s2", "s3"}, ("s1",))
-        await ask("remove", "s3")
-        assert [server.id for server in cluster.servers] == ["s1", "s2"]
-        assert [child.name for child in cluster.status().processes if child.name.endswith("s3")] == []
-        assert not (cluster.directory.root / "servers" / "s3").exists()
-        assert await ask("add") == ("s4",)
-        for do, name, count, says in (
-            ("add", "", 0, "cannot add 0 servers"),
-            ("remove", "s3", 1, "no server 's3'"),
-        ):
-            with pytest.raises(ClusterError, match=says):
-                await ask(do, name, count)
+        assert await watch.marks() == {"s2": "guest"}

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -229,6 +230,29 @@ async def test_hosts_of_other_kinds_and_sites_come_and_go(tmp_path: Path) -> Non
         assert parts.shoal_agent(replace(address, rack="r2"))[-4:] == ["--site", "bergen", "--rack", "r2"]
         await provider.remove(server)
         assert server not in [member.id for member in cluster.servers]
+
+
+async def test_servers_are_added_and_removed_by_request_and_no_id_comes_twice() -> None:
+    async with a_cluster(1) as cluster:
+
+        async def ask_for(do: Any, name: str = "", count: int = 1) -> tuple[str, ...]:
+            return (await asyncio.to_thread(request, cluster.directory, do, name, count=count)).servers
+
+        assert await ask_for("add", count=2) == ("s2", "s3")
+        await cluster.wait_until_ready()
+        ring = await stored_ring(cluster)
+        assert ({*ring.ids}, ring.homes) == ({"s1", "s2", "s3"}, ("s1",))
+        await ask_for("remove", "s3")
+        assert [server.id for server in cluster.servers] == ["s1", "s2"]
+        assert [child.name for child in cluster.status().processes if child.name.endswith("s3")] == []
+        assert not (cluster.directory.root / "servers" / "s3").exists()
+        assert await ask_for("add") == ("s4",)
+        for do, name, count, says in (
+            ("add", "", 0, "cannot add 0 servers"),
+            ("remove", "s3", 1, "no server 's3'"),
+        ):
+            with pytest.raises(ClusterError, match=says):
+                await ask_for(do, name, count)
 
 
 def shelf_process(id: str, log: Path) -> Child:

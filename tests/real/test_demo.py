@@ -53,7 +53,7 @@ def running(tmp_path: Path) -> list[str]:
 
 
 def test_a_headless_demo_follows_the_crowd_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    demo = start(tmp_path, "--headless", "--seconds", "12", "--json")
+    demo = start(tmp_path, "--headless", "--seconds", "12", "--servers-max", "3", "--json")
     out, err = demo.communicate()
     assert demo.returncode == 0, err
     (last,) = out.splitlines()
@@ -63,7 +63,7 @@ def test_a_headless_demo_follows_the_crowd_loses_nothing_and_leaves_nothing(tmp_
     assert facts["server_kills"] == 1
     assert facts["proposals"] >= 1
     assert facts["moves_asked"] >= facts["moves"]
-    assert 2 <= facts["servers"] <= facts["servers_most"] <= 6
+    assert 2 <= facts["servers"] <= facts["servers_most"] <= 3
     assert facts["messages"] > 100
     assert facts["deliveries"] > facts["messages"]
     assert 0 < facts["response_ms"]["p50"] <= facts["response_ms"]["p99"]

@@ -4,17 +4,16 @@ the move, and the coordinator has the agents' reports."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from tests.support.agent_site import TIMEOUT_S, Site, agent_site, plain_subscriber, until
-from tests.support.core_driver import blob, channel_at
-from tests.support.redis_server import RedisServer
+from tests.support.agent_site import TIMEOUT_S, SharedSites, Site, plain_subscriber, shared_sites, until
+from tests.support.core_driver import blob
 from tests.support.router_client import RouterClient
 
 from shoal.plan.entry import Entry, Phase
-from shoal.plan.keys import RING_KEY, entry_key, report_key
+from shoal.plan.keys import entry_key, report_key
 from shoal.plan.move_request import ChannelReport, decode_report
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import Ring
@@ -24,15 +23,18 @@ from shoal.wire.envelope import BEACON, FORWARDED, HEADER, forwarded, inbox_chan
 ALICE, BOB = 0xA11CE, 0xB0B
 STREAM = stream_id(BOB, 1)
 
+pytestmark = pytest.mark.xdist_group("forwarding")
+
 
 class Pair:
-    """Two sites of one cluster."""
+    """Two sites of one cluster, and a channel of the test's own whose home is s1."""
 
-    def __init__(self, one: Site, two: Site) -> None:
+    def __init__(self, one: Site, two: Site, test: str) -> None:
         self.one = one
         self.two = two
-        self.ring = Ring(2, (one.address, two.address))
-        self.channel = channel_at(self.ring, "s1")
+        ring = Ring(2, (one.address, two.address))
+        names = (f"{test}.{number}".encode() for number in range(1000))
+        self.channel = next(name for name in names if ring.home(name) == "s1")
 
     async def enter(self, entry: Entry) -> bytes:
         data = self.one.signer.line(entry)
@@ -59,24 +61,16 @@ class Pair:
         return Entry(self.channel, new, phase, earlier, publish, revision, since=revision)
 
 
+@pytest.fixture(scope="module")
+def running() -> Iterator[SharedSites]:
+    with shared_sites(2) as sites:
+        yield sites
+
+
 @pytest.fixture
-async def pair() -> AsyncIterator[Pair]:
-    async with agent_site() as one:
-        with RedisServer() as server:
-            two = Site(one.coordinator, one.redis, server, id="s2")
-            two.signer = one.signer
-            pair = Pair(one, two)
-            try:
-                for site in (one, two):
-                    site.start_agent(SHOAL_LIMITS_SERVER_LEASE_S="30")  # nobody's lease lapses on a busy machine
-                for site in (one, two):
-                    await until(site.lease)
-                # After the leases: an agent that finds its server in a ring without a lease is silent for a while.
-                await one.coordinator.put(RING_KEY, one.signer.ring(pair.ring))
-                yield pair
-            finally:
-                two.close()
-                await two.plain.connection_pool.disconnect()
+async def pair(running: SharedSites, request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
+    async with running.opened(SHOAL_LIMITS_SERVER_LEASE_S="30") as (one, two):  # no lease lapses on a busy machine
+        yield Pair(one, two, request.node.name)
 
 
 async def heard(pubsub: Any) -> bytes:

@@ -20,12 +20,11 @@ FACTS = {
     *("moves_ended", "moves_aborted", "moves_replaced", "moves_open", "subscriptions_closed", "latency_ms"),
     *("latency_p999_difference_ms", "control_per_move_and_client", "forwarded", "plain_lost", "plain_duplicates"),
 }
-SERVERS = ("--servers", "3")
 Line = list[Any]
 
 
 def test_nothing_is_lost_and_no_subscription_is_closed_while_channels_move() -> None:
-    status, facts, errors = run_soak("moves", *SERVERS, "--subscribers", "30", "--moves", "20", seconds=5)
+    status, facts, errors = run_soak("moves", "--servers", "3", "--subscribers", "30", "--moves", "20", seconds=5)
     assert facts["violations"] == [], errors
     assert status == 0
     assert facts.keys() >= FACTS
@@ -40,7 +39,7 @@ def test_nothing_is_lost_and_no_subscription_is_closed_while_channels_move() -> 
 
 
 def test_channels_that_all_move_at_once_settle() -> None:
-    status, facts, errors = run_soak("moves", *SERVERS, "--burst", "40", seconds=4)
+    status, facts, errors = run_soak("moves", "--servers", "2", "--burst", "40", seconds=4)
     assert facts["violations"] == [], errors
     assert status == 0
     assert facts["moves"] == facts["moves_ended"] == 40

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +117,71 @@ async def agent_site() -> AsyncIterator[Site]:
             finally:
                 site.close()
                 await site.plain.connection_pool.disconnect()
+
+
+class SharedSites:
+    """Sites of one coordinator whose processes run on from test to test, while each test has connections of its own.
+
+    A test of which something is left over (a client, a channel, a record) must not meet it again: it uses names of its
+    own, and the telemetry of earlier tests is dropped.
+    """
+
+    def __init__(self, redis: RedisServer, servers: Sequence[RedisServer]) -> None:
+        self._redis = redis
+        self._servers = servers
+        self._signer = Signer(Signer.generate())
+        self._agents: dict[str, subprocess.Popen[bytes] | None] = {}
+
+    @contextlib.asynccontextmanager
+    async def opened(self, *flags: str, **environment: str) -> AsyncIterator[list[Site]]:
+        """The sites, with agents that hold their leases. Agents that do not run are started with these flags.
+
+        The ring comes after the leases: an agent that finds its server in a ring without a lease is silent for as long
+        as a lease lasts.
+        """
+        async with await connect_coordinator(f"{self._redis.host}:{self._redis.port}") as coordinator:
+            sites = [
+                Site(coordinator, self._redis, server, f"s{number}") for number, server in enumerate(self._servers, 1)
+            ]
+            try:
+                await self._serve(sites, flags, environment)
+                yield sites
+            finally:
+                for site in sites:
+                    self._agents[site.address.id] = site.agent
+                    await site.plain.connection_pool.disconnect()
+
+    async def _serve(self, sites: Sequence[Site], flags: Sequence[str], environment: Mapping[str, str]) -> None:
+        for site in sites:
+            site.signer = self._signer
+            site.agent = self._agents.get(site.address.id)
+        if not self._agents:
+            await sites[0].write_plan()
+        for site in sites:
+            if site.agent is None or site.agent.poll() is not None:
+                site.start_agent(*flags, **environment)
+        for site in sites:
+            await until(site.lease)
+            await site.plain.xtrim(TELEMETRY_KEY, maxlen=0)
+        ring = Ring(2, tuple(site.address for site in sites))
+        await sites[0].coordinator.put(RING_KEY, self._signer.ring(ring))
+
+    def close(self) -> None:
+        """Ends the agents."""
+        for agent in self._agents.values():
+            if agent is not None and agent.poll() is None:
+                agent.kill()
+                agent.wait(TIMEOUT_S)
+
+
+@contextlib.contextmanager
+def shared_sites(count: int) -> Iterator[SharedSites]:
+    """Servers and a coordinator for several tests; nothing of it is left afterwards."""
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(RedisServer(aof=True))
+        sites = SharedSites(redis, [stack.enter_context(RedisServer()) for _ in range(count)])
+        stack.callback(sites.close)
+        yield sites
 
 
 @contextlib.asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
@@ -17,6 +16,7 @@ class ImportGraph:
     def __init__(self, src: Path = SRC) -> None:
         self._src = src
         self._trees: dict[str, ast.Module] = {}
+        self._paths: dict[str, Path] = {}
 
     def modules(self) -> list[str]:
         """All modules; a package has the name of its directory."""
@@ -30,18 +30,17 @@ class ImportGraph:
 
     def path(self, module: str) -> Path:
         """The file of a module."""
-        path = self._src.joinpath(*module.split("."))
-        return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        if module not in self._paths:
+            path = self._src.joinpath(*module.split("."))
+            self._paths[module] = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+        return self._paths[module]
 
     def imports(self, module: str, *, for_typing: bool = True) -> Iterator[tuple[int, str]]:
         """Line and name of every module under `shoal` that a module imports, also in functions.
 
         `for_typing` includes imports under `if TYPE_CHECKING`.
         """
-        tree = self.tree(module)
-        if not for_typing:
-            tree = _TypingRemover().visit(copy.deepcopy(tree))
-        for line, base, name in imported_names(tree, self.package_of(module)):
+        for line, base, name in imported_names(self.tree(module), self.package_of(module), for_typing=for_typing):
             if base.split(".")[0] == "shoal":
                 dotted = f"{base}.{name}"
                 yield line, dotted if name and self.path(dotted).is_file() else base
@@ -70,9 +69,9 @@ class ImportGraph:
         return ".".join(path.relative_to(self._src).with_suffix("").parts).removesuffix(".__init__")
 
 
-def imported_names(tree: ast.AST, package: str) -> Iterator[tuple[int, str, str]]:
+def imported_names(tree: ast.AST, package: str, *, for_typing: bool = True) -> Iterator[tuple[int, str, str]]:
     """Line, module and name of every import in a tree; the name is empty for `import module`."""
-    for node in ast.walk(tree):
+    for node in _statements(tree, for_typing=for_typing):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name, "") for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -93,8 +92,12 @@ def _with_packages(module: str) -> Iterable[str]:
     return (".".join(parts[:length]) for length in range(2, len(parts) + 1))
 
 
-class _TypingRemover(ast.NodeTransformer):
-    def visit_If(self, node: ast.If) -> ast.AST | list[ast.stmt]:
-        """Replace `if TYPE_CHECKING` by its else branch."""
-        self.generic_visit(node)
-        return node.orelse if ast.unparse(node.test).endswith("TYPE_CHECKING") else node
+def _statements(tree: ast.AST, *, for_typing: bool) -> Iterator[ast.AST]:
+    """Every statement in a tree; without `for_typing`, only the else branch of `if TYPE_CHECKING`."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        yield node
+        skipped = not for_typing and isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for field in ("orelse",) if skipped else ("body", "handlers", "orelse", "finalbody", "cases"):
+            waiting += getattr(node, field, ())

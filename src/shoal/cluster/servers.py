@@ -15,6 +15,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Collection, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -108,7 +109,7 @@ def inspect_program(path: str) -> ServerProgram | None:
         return None
     kind = match[1].lower()
     version = int(match[2]), int(match[3]), int(match[4])
-    revision = _package_revision(path)
+    revision = _package_revision(path, os.stat(path).st_mtime_ns)
     safe, reason = judge(kind, version, revision)
     return ServerProgram(path, kind, version, revision, safe, reason)
 
@@ -208,8 +209,11 @@ def _candidates() -> Iterator[str]:
     return (path for path in dict.fromkeys(paths) if shutil.which(path))
 
 
-def _package_revision(path: str) -> str | None:
-    """Return the version of the Debian package that owns the file; None if there is none."""
+@cache
+def _package_revision(path: str, _mtime_ns: int) -> str | None:
+    """Return the version of the Debian package that owns the file; None if there is none. dpkg needs 0.2 s, so that it
+    is asked only once about a file that stays the same.
+    """
     owner = _run(["dpkg-query", "--search", path])
     if not owner:
         return None

@@ -8,6 +8,7 @@ servers, on which the hash ring places the channels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -63,8 +64,10 @@ def _event(second: npt.NDArray[np.int64]) -> Floats:
     return np.asarray(np.interp(second, points, [1.0, EVENT_RISE, EVENT_RISE, 1.0]), np.float64)
 
 
-def make_windows(days: int, seed: int, server: ServerModel = DEFAULT_SERVER) -> list[LoadWindow]:
-    """The windows of some days, from second 0 on."""
+def make_windows(
+    days: int, seed: int, server: ServerModel = DEFAULT_SERVER, *, starts: Iterable[int] | None = None
+) -> list[LoadWindow]:
+    """The windows of some days, from second 0 on; `starts`: only those that start at these seconds."""
     deliveries = PEAK_SERVERS * server.capacity_bytes_per_s / MESSAGE_BYTES
     zipf = Zipf(CHANNELS, deliveries / SUBSCRIBERS, exponent=0.8, subscribers=SUBSCRIBERS, message_bytes=MESSAGE_BYTES)
     load = ZipfChannels(zipf, curve(days, seed), distance_model(), seed)
@@ -72,7 +75,7 @@ def make_windows(days: int, seed: int, server: ServerModel = DEFAULT_SERVER) -> 
     homes = at_homes(load.names, ids).servers
     return [
         _window(start_s, load.names, load.at(start_s + WINDOW_S // 2), homes, ids, server)
-        for start_s in range(0, days * DAY_S, WINDOW_S)
+        for start_s in (range(0, days * DAY_S, WINDOW_S) if starts is None else starts)
     ]
 
 

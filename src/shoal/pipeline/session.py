@@ -14,6 +14,7 @@ import contextlib
 import os
 import re
 import shutil
+import site
 import sys
 import tempfile
 import threading
@@ -43,6 +44,9 @@ _CHECKPOINTS: Final = "org.apache.spark.sql.execution.streaming.checkpointing.Fi
 
 _SOURCES: Final = str(Path(__file__).parents[2])
 """The directory of `shoal` and `pyspark_shoal`, for the import path of workers."""
+
+_WORKER_PYTHON: Final = Path(__file__).with_name("spark") / "worker_python.sh"
+"""Starts the Python that `SHOAL_WORKER_PYTHON` names."""
 
 _COUNT: Final = r"\s*[0-9]+\s*"
 _MASTERS: Final = (
@@ -104,7 +108,9 @@ def session(options: SessionOptions = DEFAULT_SESSION) -> SparkSession:
                 gateway = Gateway.launch(settings)
             with explained(heap_mb=_heap_mb(options)), interrupts.handler_kept():
                 spark = gateway.start(settings)
-        register(spark)
+        if not options.master.startswith("local"):
+            # Otherwise Spark looks for the source when a job first needs it, and reads with the driver's Python.
+            register(spark)
     except BaseException:
         if gateway is not None:
             gateway.close(hurry=True)
@@ -270,6 +276,15 @@ def _python_path(environ: Mapping[str, str] = os.environ) -> str:
     return os.pathsep.join(filter(None, (_SOURCES, environ.get("PYTHONPATH", ""))))
 
 
+def _worker_python(options: SessionOptions) -> str:
+    """The Python of workers. On this machine it is started by a script that leaves PySpark's archives out of the import
+    path, if PySpark is installed where each Python finds it: a worker then starts in a third of the time."""
+    packages = [*site.getsitepackages(), *([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])]
+    installed = str(Path(import_spark().__file__).parents[1]) in packages
+    usable = options.master.startswith("local") and installed and os.access(_WORKER_PYTHON, os.X_OK)
+    return str(_WORKER_PYTHON) if usable else sys.executable
+
+
 _homes: Final[list[Path | None]] = []
 """The temporary Spark home of that session."""
 
@@ -323,8 +338,10 @@ def _remove(home: Path | None) -> None:
 def _environment(options: SessionOptions, home: Path | None) -> Iterator[None]:
     """Sets Spark's environment variables while a session starts, so that workers run this Python and can import Shoal.
     `home` is the Spark to start; None: PySpark's own."""
-    python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": sys.executable}
+    ours = _worker_python(options)
+    python = options.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or ours
+    wanted = {"PYTHONPATH": _python_path(), "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": ours}
+    wanted["SHOAL_WORKER_PYTHON"] = sys.executable
     wanted["SPARK_LAUNCHER_OPTS"] = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
     if options.master.startswith("local"):
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"

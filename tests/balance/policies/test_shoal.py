@@ -399,7 +399,7 @@ def steady(draw: st.DrawFn) -> Situation:
     return seen(situation, placements)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(situation=steady(), seconds=st.sampled_from([2.0, 10.0, 20.0]))
 def test_it_settles_under_steady_load(situation: Situation, seconds: float) -> None:
     plans = 0

@@ -37,11 +37,16 @@ def test_100_subscribers_need_one_server_and_800_need_three() -> None:
     assert 500 <= result.headline["subscribers_supported"]["1 server"] < 550
 
 
+in_one_worker = pytest.mark.xdist_group("scalability")
+"""So that the experiment runs once."""
+
+
 @pytest.fixture(scope="module")
 def scalability() -> dict[str, Any]:
     return dynamoth_2.run(ONE_SEED, (SMALL,), players_last=560).facts()
 
 
+@in_one_worker
 def test_players_supported_are_in_order_and_below_the_bound(scalability: dict[str, Any]) -> None:
     headline = scalability["headline"]
     players = headline["players_supported"]
@@ -54,6 +59,7 @@ def test_players_supported_are_in_order_and_below_the_bound(scalability: dict[st
     assert headline["settings"]["paper"]["players_supported"] == players
 
 
+@in_one_worker
 def test_costs_are_counted_for_every_policy(scalability: dict[str, Any]) -> None:
     for name in ("server_hours", "moves", "server_hours_same_span", "moves_same_span"):
         costs = scalability["headline"][name]
@@ -61,6 +67,7 @@ def test_costs_are_counted_for_every_policy(scalability: dict[str, Any]) -> None
         assert all(cost > 0 for cost in costs.values())
 
 
+@in_one_worker
 def test_the_shown_run_goes_to_the_end(scalability: dict[str, Any]) -> None:
     shown = scalability["series"]["shown"]["policies"]
     assert set(shown) == set(POLICY_SETTINGS)
@@ -70,6 +77,7 @@ def test_the_shown_run_goes_to_the_end(scalability: dict[str, Any]) -> None:
     assert scalability["series"]["players_supported"]["paper"]["bound"]
 
 
+@in_one_worker
 def test_the_parameters_contain_all_assumptions(scalability: dict[str, Any]) -> None:
     parameters = scalability["parameters"]
     assert parameters["seeds"] == 1

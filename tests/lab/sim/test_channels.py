@@ -2,7 +2,7 @@
 off.
 
 Which seed catches a broken rule may change with the scenario, so several are tried: first those that are known to catch
-it, then from the first seed on.
+it, then from the first seed on. Known ones are among the clean seeds, so what they catch is the broken rule.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (7,),
-    "order": (6, 3),
-    "heal": (0,),
-    "beacon": (47,),
-    "handshake": (5,),
-    "lease": (0,),
-    "baseline": (4,),
-    "repeat": (6,),
+    "dedupe": (18,),
+    "order": (7,),
+    "heal": (45,),
+    "beacon": (45,),
+    "handshake": (19,),
+    "lease": (15,),
+    "baseline": (12,),
+    "repeat": (37,),
 }
-"""Seeds that are known to catch a broken rule, quick ones first."""
+"""Quick seeds that are known to catch a broken rule."""
+
+CLEAN = sorted({2, 5, 8, 13, *chain(*CATCHING.values())})
 
 KINDS: dict[str, set[str]] = {
     "dedupe": {"duplicated"},
@@ -57,16 +59,12 @@ def everything(seed: int) -> tuple[object, ...]:
     return outcome.events, outcome.exercised, outcome.verdict, history.messages, history.subscribers
 
 
-@pytest.mark.parametrize("seed", [4, 6, 12])
-def test_the_same_seed_gives_the_same_run_item_by_item(seed: int) -> None:
-    assert everything(seed) == everything(seed)
+def test_the_same_seed_gives_the_same_run_item_by_item() -> None:
+    """`test_determinism` shows that for every protocol, by a digest."""
+    assert everything(12) == everything(12) != everything(19)
 
 
-def test_another_seed_gives_another_run() -> None:
-    assert everything(12) != everything(13)
-
-
-@pytest.mark.parametrize("seed", [2, 5, 6, 7, 11, 13, 14, 17, 19, 20, 22, 29])
+@pytest.mark.parametrize("seed", CLEAN)
 def test_a_seed_is_clean(seed: int) -> None:
     outcome = run_seed(seed)
     verdict = outcome.verdict
@@ -81,7 +79,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
     caught = next((outcome for seed in seeds if (outcome := run_seed(seed, without(name))).verdict.violations), None)
     assert caught is not None, f"no seed noticed that the rule {name} is off"
     assert kinds(caught) & KINDS.get(name, {"lost"})
-    assert run_seed(caught.seed).verdict.violations == [], "with the rule on, the seed is clean"
+    assert caught.seed in CLEAN or run_seed(caught.seed).verdict.violations == [], "with the rule on, the seed is clean"
 
 
 def test_a_run_is_not_calm_after_a_crash_that_the_scenario_caused() -> None:

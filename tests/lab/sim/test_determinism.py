@@ -19,7 +19,7 @@ SEEDS = CHUNK_SEEDS + 1
 
 DIGESTS = """
 from shoal.lab.sim.protocols import PROTOCOLS
-for name, seeds in {"channels": (6, 7), "moves": (6, 7), "recording": (6, 7), "balancer": (3,)}.items():
+for name, seeds in {"channels": (12, 18), "moves": (8,), "recording": (6,), "balancer": (29,)}.items():
     print(name, *(PROTOCOLS[name].run_seed(seed, None).digest.hex() for seed in seeds))
 """
 

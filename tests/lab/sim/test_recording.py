@@ -1,5 +1,4 @@
-"""The scenario `recording`: seeds are clean, a seed replays exactly, and the checker notices each rule of recording
-that is switched off."""
+"""The scenario `recording`: seeds are clean, and the checker notices each rule of recording that is switched off."""
 
 from __future__ import annotations
 
@@ -29,11 +28,6 @@ def test_no_record_is_silent_about_a_message(seed: int) -> None:
     outcome = run_seed(seed)
     assert outcome.verdict.violations == []
     assert outcome.exercised["agent recorded"] > 0
-
-
-def test_a_seed_replays_exactly() -> None:
-    first, second = run_seed(6, trace=True), run_seed(6, trace=True)
-    assert (first.events, first.exercised, first.trace) == (second.events, second.exercised, second.trace)
 
 
 @pytest.mark.parametrize("rule", BREAKS)

@@ -6,6 +6,7 @@ servers of channels. `shoal` decides when to use them.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -124,16 +125,18 @@ class Draft:
         """Return the sum of the ratios by which servers exceed the goal."""
         return float((self.ratio - goal).clip(min=0.0).sum())
 
+    @cached_property
     def sizes(self) -> Floats:
-        """Return the size of each share, as a ratio of a median server."""
+        """The size of each share, as a ratio of a median server."""
         capacity, cpu = self.middle
         return np.maximum(self.estimate.bytes_out / capacity, self.estimate.cpu / cpu)
 
+    @cached_property
     def channel_sizes(self) -> Floats:
-        """Return the size of each channel, all shares together, as a ratio of a median server."""
-        return np.bincount(self.shares.row, self.sizes(), len(self.before)).astype(np.float64, copy=False)
+        """The size of each channel, all shares together, as a ratio of a median server."""
+        return np.bincount(self.shares.row, self.sizes, len(self.before)).astype(np.float64, copy=False)
 
-    @property
+    @cached_property
     def middle(self) -> tuple[float, float]:
         """The capacity of a median server: bytes per second, cores."""
         load = self.estimate
@@ -194,7 +197,7 @@ class Draft:
     def settle(self, row: int, mode: int, servers: tuple[int, ...], reason: Reason) -> None:
         """Fix the new servers of a channel; it is not changed again."""
         shares = slice(self.shares.first[row], self.shares.first[row + 1])
-        self.load.arrivals[np.setdiff1d(servers, self.before.servers[shares])] += 1
+        self.load.arrivals[list(set(servers).difference(self.before.servers[shares].tolist()))] += 1
         bytes_out, cpu = self.coming(row, mode, len(servers))
         self.load.room_bytes[list(servers)] -= bytes_out[list(servers)]
         self.load.room_cpu[list(servers)] -= cpu[list(servers)]
@@ -252,7 +255,7 @@ class Draft:
         too_large |= self.shares.cpu > self.estimate.room_cpu[self.takers].max()
         stuck = np.flatnonzero(too_large & leaving)
         if len(stuck) and self.budget > 0:
-            self.budget -= self._place_ignoring_room(stuck[np.argsort(-self.sizes()[stuck], kind="stable")][:1], level)
+            self.budget -= self._place_ignoring_room(stuck[np.argsort(-self.sizes[stuck], kind="stable")][:1], level)
 
     def _place_ignoring_room(self, chosen: Ints, level: float) -> int:
         """Remove shares from their servers and place them below the level, ignoring the limits on arriving load."""
@@ -292,7 +295,7 @@ class Draft:
         lost = np.flatnonzero(dead[self.before.servers])
         if not len(lost) or not len(self.takers):
             return
-        lost = lost[np.argsort(-self.sizes()[lost], kind="stable")]
+        lost = lost[np.argsort(-self.sizes[lost], kind="stable")]
         self._place_ignoring_room(lost, np.inf)
         self._drop_drained(dead)
         self.budget = max(0, self.budget - self.moves)

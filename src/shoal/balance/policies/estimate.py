@@ -6,6 +6,7 @@ Owns the estimate that all parts of the policy use. It makes no decisions.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,7 @@ SEEN_WINDOWS: Final = 4
 """Windows after a plan until one of them contains only the new placements; channels take a while to move."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Estimate:
     """Loads at the horizon: the measured loads times `growth`."""
 
@@ -56,7 +57,7 @@ class Estimate:
     due: bool = False
     """Whether a rise is forecast, or was forecast recently and may be late: no server is freed."""
 
-    @property
+    @cached_property
     def ratio(self) -> Floats:
         """The load ratio of each host: the higher one of bandwidth and CPU."""
         return np.maximum(self.host_bytes_out / self.capacity, self.host_cpu / self.cpu_capacity)

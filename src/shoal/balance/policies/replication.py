@@ -110,7 +110,7 @@ def diffuse(draft: Draft, part: float, *, careful: bool) -> None:
     Only as far as channels have clients to divide, and only if that is clearly more servers than they have. With
     `careful`, servers that would become as busy as the busiest source are left out; without, shares move on afterwards.
     """
-    size = draft.sizes()
+    size = draft.sizes
     large = np.flatnonzero((size > part) & draft.shares.free)
     rows = draft.shares.row[large[np.argsort(-size[large], kind="stable")]]
     rows = rows[np.sort(np.unique(rows, return_index=True)[1])]
@@ -142,6 +142,8 @@ def narrow(draft: Draft, goal: float, level: float, part: float) -> None:
     The others take over the share. A channel keeps so many servers that `diffuse` would not add any.
     """
     placements, load = draft.before, draft.load
+    if float(draft.ratio.max(initial=0.0)) <= goal:
+        return
     rows = np.flatnonzero(placements.degree > NARROWED)
     rows = np.setdiff1d(
         rows[DIFFUSED * (placements.degree[rows] - 1) > _diffused(draft, rows, part).degree], draft.moved
@@ -181,7 +183,7 @@ def _leave(draft: Draft, row: int, server: int) -> None:
 
 def _diffused(draft: Draft, rows: Ints, part: float) -> Degrees:
     """Return the degrees of channels if no share exceeded this part, as a ratio."""
-    return spread_evenly(draft.situation.channels, rows, draft.channel_sizes()[rows] / part, draft.degree_max)
+    return spread_evenly(draft.situation.channels, rows, draft.channel_sizes[rows] / part, draft.degree_max)
 
 
 def _best_servers(
@@ -199,7 +201,9 @@ def _best_servers(
     come_bytes, come_cpu = draft.coming(row, mode, degree)
     bears = (come_bytes <= load.room_bytes) & (come_cpu <= load.room_cpu)
     after = np.where(bears[takers], after, np.inf)
-    best = np.argsort(after - STAY * np.isin(takers, old), kind="stable")[:degree]
+    stays = np.zeros(len(bears))
+    stays[list(old)] = STAY
+    best = np.argsort(after - stays[takers], kind="stable")[:degree]
     return tuple(draft.takers[best].tolist()), float(after[best].max())
 
 

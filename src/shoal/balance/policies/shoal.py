@@ -42,6 +42,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -129,7 +130,7 @@ class _Diffusion(Enum):
     """Over all wanted servers; other shares make room afterwards."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Case:
     """A situation and the values derived from it before anything is moved."""
 
@@ -142,24 +143,24 @@ class _Case:
     since the last plan end the wait.
     """
 
-    @property
+    @cached_property
     def coming(self) -> int:
         """Servers that are being added, or about to be requested."""
         return self.situation.pool.adding + self.sizing.add
 
-    @property
+    @cached_property
     def bound(self) -> float:
         """The lowest possible maximum of the load ratios, once all coming servers have joined."""
         pool = self.situation.pool
         more = self.coming * pool.new_capacity, self.coming * pool.new_cpu_capacity
         return self.load.bound(self.sizing.takes, *more)
 
-    @property
+    @cached_property
     def goal(self) -> float:
         """The load ratio above which a server is relieved; higher soon after a plan."""
         return max(self.settings.high_ratio, self._urgent_ratio if self.waiting else self._off_bound(OFF_BOUND))
 
-    @property
+    @cached_property
     def _urgent_ratio(self) -> float:
         """The load ratio above which a server is relieved without waiting, because it may soon fail."""
         return max(BEYOND_HELP, self._off_bound(FAR_OFF_BOUND))
@@ -167,7 +168,7 @@ class _Case:
     def _off_bound(self, part: float) -> float:
         return self.bound + part * max(0.0, self.settings.fail_ratio - self.bound)
 
-    @property
+    @cached_property
     def level(self) -> float:
         """The load ratio that relieved servers are brought to, or below."""
         return max(self.settings.safe_ratio, NEAR_BOUND * self.bound)
@@ -177,12 +178,12 @@ class _Case:
         """Largest share of a replicated channel on one server."""
         return SHARE_OF_SAFE * self.settings.safe_ratio
 
-    @property
+    @cached_property
     def overloaded(self) -> bool:
         """Whether a server must be relieved."""
         return float(self.load.ratio.max(initial=0.0)) > self.goal
 
-    @property
+    @cached_property
     def full(self) -> bool:
         """Whether the servers will be full and no more can be added."""
         pool, there = self.situation.pool, int((~self.load.dead).sum())

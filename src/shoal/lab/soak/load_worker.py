@@ -12,18 +12,12 @@ from typing import Final
 
 from shoal.lab.harness import Parent, Stop, run_worker
 from shoal.lab.soak.load_context import LoadContext, LoadTasks, OrderState
-from shoal.lab.soak.load_orders import ORDERS, LoadOrder, LoadStatus, RaiseLoad, StartLoad
-from shoal.lab.soak.plain_clients import PlainClients
+from shoal.lab.soak.load_orders import ORDERS, LoadOrder, LoadStatus, RaiseLoad, Role, StartLoad
 from shoal.lab.soak.publishers import Publishers
 from shoal.lab.soak.round_log import RoundLog
 from shoal.lab.soak.subscribers import Subscribers
 
 STATUS_S: Final = 0.25
-_ROLES: Final[dict[str, type[Publishers] | type[Subscribers] | type[PlainClients]]] = {
-    "publish": Publishers,
-    "subscribe": Subscribers,
-    "watch": PlainClients,
-}
 
 
 async def work(parent: Parent[LoadOrder]) -> None:
@@ -32,7 +26,7 @@ async def work(parent: Parent[LoadOrder]) -> None:
     if not isinstance(start, StartLoad):
         return
     log = RoundLog(Path(start.directory) / f"{start.role}-{start.number}.log")
-    load: LoadTasks = _ROLES[start.role](LoadContext(start, log))
+    load = _load_of(start.role, LoadContext(start, log))
     gc.freeze()  # as an application does that cares about its slowest messages
     orders = OrderState()
     others = [asyncio.create_task(_follow(parent, orders)), asyncio.create_task(_report(parent, load, log))]
@@ -42,6 +36,18 @@ async def work(parent: Parent[LoadOrder]) -> None:
         for task in others:
             task.cancel()
     log.end()
+
+
+def _load_of(role: Role, context: LoadContext) -> LoadTasks:
+    match role:
+        case "publish":
+            return Publishers(context)
+        case "subscribe":
+            return Subscribers(context)
+        case "watch":
+            from shoal.lab.soak.plain_clients import PlainClients  # only here, because redis-py loads slowly
+
+            return PlainClients(context)
 
 
 async def _follow(parent: Parent[LoadOrder], orders: OrderState) -> None:

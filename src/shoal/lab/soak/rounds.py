@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import shutil
 import time
@@ -144,10 +145,13 @@ class BaseRound(ABC):
             ("subscribe", self.shape.subscriber_processes),
             ("publish", 1),
         )
-        for role, count in roles:
-            for number in range(count):
-                one = RoundProcess(role, number, self.directory)
-                await stack.enter_async_context(one.process)
+        started = {
+            role: [RoundProcess(role, number, self.directory) for number in range(count)] for role, count in roles
+        }
+        for one in itertools.chain.from_iterable(started.values()):  # they load their modules at the same time
+            await stack.enter_async_context(one.process)
+        for role, processes in started.items():
+            for number, one in enumerate(processes):
                 one.process.send(StartLoad(role, number, str(self.directory), cluster.url, self.shape, self.places))
                 self._processes.append(one)
             ready = await self.until(lambda: all(one.status.ready for one in self._processes), READY_S_MAX, "beginning")

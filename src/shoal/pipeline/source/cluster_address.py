@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.bus.location import find_url
 from shoal.coordination.layout import GarbageError, decode_value, redis_key
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
@@ -69,9 +68,15 @@ def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] 
         if "coordinator" in options:
             raise ConfigError("both servers and coordinator are given", do="give one of them")
         return ClusterAddress(Login(user, password), None, listed_servers(options["servers"]))
-    url = options.get("coordinator") or find_url(options.get("statedir"), environ, ROLE)
+    url = options.get("coordinator") or _local_url(options.get("statedir"), environ)
     address = parse_address(url, user, password)
     return ClusterAddress(Login(address.username, address.password), address)
+
+
+def _local_url(state_dir: str | None, environ: Mapping[str, str]) -> str:
+    from shoal.bus.location import find_url  # also loads the whole client, which workers need not wait for
+
+    return find_url(state_dir, environ, ROLE)
 
 
 def listed_servers(text: str) -> tuple[ServerAddress, ...]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import tarfile
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from datetime import date, timedelta
 from itertools import islice, product
 from pathlib import Path
 from string import ascii_uppercase
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, overload
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from shoal.filters.values import Value, canonical_number
 from shoal.lab.bench.contender import BenchError
 
 Quote: TypeAlias = dict[str, Value]
-Quotes: TypeAlias = dict[str, list[Quote]]
+Quotes: TypeAlias = Mapping[str, Sequence[Quote]]
 """By symbol."""
 
 NUMBERS: Final = ("open", "high", "low", "close", "volume")
@@ -33,6 +33,27 @@ _PLAIN: Final = re.compile(
     r"\[close,([\d.]+)\],\[volume,(\d+)\],\[date,'([^']*)'\]"
 )
 """The usual form of a quote in the data set; other lines are parsed by `shoal.filters`."""
+
+
+class Walk(Sequence[Quote]):
+    """The generated quotes of one stock. Each is made when it is asked for: most loads use a few of them."""
+
+    def __init__(self, symbol: str, rows: Sequence[Sequence[float]], dates: Sequence[str]) -> None:
+        self._symbol = symbol
+        self._rows = rows
+        self._dates = dates
+
+    def __len__(self) -> int:
+        return len(self._dates)
+
+    @overload
+    def __getitem__(self, day: int) -> Quote: ...
+    @overload
+    def __getitem__(self, day: slice) -> list[Quote]: ...
+    def __getitem__(self, day: int | slice) -> Quote | list[Quote]:
+        if isinstance(day, slice):
+            return [self[each] for each in range(*day.indices(len(self)))]
+        return _quote("STOCK", self._symbol, tuple(row[day] for row in self._rows), self._dates[day])
 
 
 def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
@@ -48,10 +69,7 @@ def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
     volume = 100 * np.rint(usual * np.exp(wave + rng.normal(0, 0.3, shape)) / 100)
     tables = [np.round(values, 2).tolist() for values in (opened, high, low, close, volume)]
     dates = [_spelled(_LAST_DAY - timedelta(days=ago)) for ago in range(days)]
-    return {
-        symbol: [_quote("STOCK", symbol, numbers, dates[day]) for day, numbers in enumerate(zip(*rows, strict=True))]
-        for symbol, *rows in zip(symbols, *tables, strict=True)
-    }
+    return {symbol: Walk(symbol, rows, dates) for symbol, *rows in zip(symbols, *tables, strict=True)}
 
 
 def symbols(count: int, taken: Container[str] = ()) -> list[str]:
@@ -62,7 +80,7 @@ def symbols(count: int, taken: Container[str] = ()) -> list[str]:
 
 def read(path: Path) -> Quotes:
     """The real quotes in a directory or a tar archive."""
-    quotes: Quotes = {}
+    quotes: dict[str, list[Quote]] = {}
     for name, text in _texts(path):
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip():

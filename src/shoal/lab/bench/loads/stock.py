@@ -55,9 +55,12 @@ def words(quotes: Path | None) -> str:
 def make(filters: int, events: int, seed: int, quotes: Path | None = None) -> tuple[list[Filter], list[Quote]]:
     """Filters, and quotes in random order."""
     published = publications(seed, quotes)
-    every = [quote for of_symbol in published.values() for quote in of_symbol]
-    order = np.random.default_rng([seed, 2]).permutation(len(every))[:events].tolist()
-    return draw(filters, published, seed), [every[place] for place in order]
+    sets = list(published.values())
+    ends = np.cumsum([len(of_symbol) for of_symbol in sets])
+    order = np.random.default_rng([seed, 2]).permutation(ends[-1])[:events]
+    stocks = np.searchsorted(ends, order, side="right").tolist()
+    from_end = (order - ends[stocks]).tolist()
+    return draw(filters, published, seed), [sets[at][place] for at, place in zip(stocks, from_end, strict=True)]
 
 
 def publications(seed: int, quotes: Path | None) -> Quotes:
@@ -70,7 +73,7 @@ def publications(seed: int, quotes: Path | None) -> Quotes:
 def draw(count: int, published: Quotes, seed: int) -> list[Filter]:
     """Subscriptions from the templates, for these publications."""
     silent = symbols(round(len(published) * ZERO_TRAFFIC / (_WITH_SYMBOL - ZERO_TRAFFIC)), published)
-    known = published | generate(silent, DAYS, np.random.default_rng([seed, 1]))
+    known = {**published, **generate(silent, DAYS, np.random.default_rng([seed, 1]))}
     names, sets = list(known), list(known.values())
     rng = np.random.default_rng([seed, 3])
     chosen = rng.choice(len(TEMPLATES), count, p=[share for share, _, _ in TEMPLATES]).tolist()
