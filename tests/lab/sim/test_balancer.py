@@ -11,6 +11,7 @@ from itertools import chain
 import pytest
 
 from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios import balancer
 from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
 from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS
 from shoal.leader.record_watch import RecordWatch
@@ -89,8 +90,10 @@ def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:
 
 
 def test_a_drained_server_stays_until_its_records_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = run_seed(32)
+    monkeypatch.setattr(balancer, "RECORDED", 1.0)
+    monkeypatch.setattr(balancer, "ARCHIVE_S", 20.0)
+    outcome = run_seed(38)
     assert outcome.exercised["drained server with records"] > 0
     assert outcome.verdict.violations == []
     monkeypatch.setattr(RecordWatch, "holding", frozenset())
-    assert "records lost" in kinds(run_seed(32))
+    assert "records lost" in kinds(run_seed(38))
