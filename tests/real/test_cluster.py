@@ -378,9 +378,9 @@ def test_up_replaces_what_a_killed_supervisor_left(directory: StateDir) -> None:
 
 
 def test_down_ends_a_supervisor_that_hangs(directory: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    background.up(directory, 1, AGENT_TEMPLATE)
     monkeypatch.setattr(background, "_ASK_TIMEOUT_S", 0.2)
     monkeypatch.setattr(background, "_STOP_TIMEOUT_S", 0.2)
-    background.up(directory, 1, AGENT_TEMPLATE)
     state = find_cluster(directory.root)
     os.kill(state.supervisor.pid, signal.SIGSTOP)
     assert not background.down(directory).clean

@@ -82,9 +82,13 @@ async def serve_requests(cluster: LocalCluster, end: Callable[[], None]) -> Asyn
         finally:
             writer.close()
 
-    with _short_path(cluster.directory.socket_file) as path:
+    # It gets its name when it listens: `shoal up` waits for the name, and then connects.
+    unnamed = cluster.directory.socket_file.with_name("control.sock.new")
+    unnamed.unlink(missing_ok=True)
+    with _short_path(unnamed) as path:
         server = await asyncio.start_unix_server(serve, path, limit=REQUEST_BYTES_MAX)
-    cluster.directory.socket_file.chmod(0o600)
+    unnamed.chmod(0o600)
+    unnamed.rename(cluster.directory.socket_file)
     async with server:
         yield
 

@@ -37,7 +37,7 @@ STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 LET_GO_TIMEOUT_S: Final = 5.0
 """How long to wait for the lock of a supervisor that is dead."""
 _LET_GO_POLL_S: Final = 0.02
-_FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "failure", "lock")
+_FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "control.sock.new", "failure", "lock")
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 
 
