@@ -101,6 +101,27 @@ def test_more_than_half_of_the_ring_is_enough_for_a_short_lease() -> None:
     assert not lease.is_granted(200.0), "its own lease does not count as a grant"
 
 
+def test_after_a_time_without_the_coordinator_it_goes_on_at_once() -> None:
+    """The keeper waits for a whole lease, so no ring without this server can be under way."""
+    lease = lapsed()
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
+    assert lease.remaining_s(RING, 200.0) > 0
+    lease.heard(heartbeat("s2", granted=True, lease_ms=int(1000 * LEASE_S)), 200.1)
+    assert lease.remaining_s(RING, 200.1) == 0, "another agent has heard of the coordinator first"
+    lease.granted(200.2, lapsed_at=5)
+    assert lease.remaining_s(RING, 200.2) > 0
+
+
+def test_a_time_without_the_coordinator_that_is_over_for_long_does_not_count() -> None:
+    lease = lapsed()
+    lease.heard(heartbeat("s2"), 200.0)
+    lease.heard(heartbeat("s3"), 200.0)
+    assert lease.remaining_s(RING, 200.0) > 0
+    lease.granted(200.0 + LEASE_S / 2, lapsed_at=5)
+    assert lease.remaining_s(RING, 200.0 + LEASE_S / 2) == 0
+
+
 def test_a_ring_of_one_is_more_than_half_by_itself() -> None:
     assert lapsed().remaining_s(ring(5, ("s1",)), 200.0) == LEASE_S / 2
 

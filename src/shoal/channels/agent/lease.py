@@ -19,6 +19,10 @@ Other agents may have had a grant when the keeper decided, after ours had run ou
 So their grants count as lapsed only if they ran out when ours did, within the time between two renewals: a grant that
 was fresh when a ring without us was written ran out at least half a lease after ours. An agent that has restarted and
 was never granted anything does not count.
+
+An agent whose lease had lapsed grants nothing for a while after it has the lease again: the keeper may be about to take
+its server out of the ring. An agent that continued by the orphan rule until then goes on without a break, because the
+keeper waits for a whole lease after such a time.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class AgentLease:
         self._until = 0.0
         self._silent_until = 0.0
         self._silent_ring = 0
+        self._continues_until = 0.0
         self._outlived = False
         self._asked_at: float | None = None
         self._leeway_s = min(2 * limits.heartbeat_interval_s, limits.server_lease_s / 3)
@@ -57,9 +62,9 @@ class AgentLease:
 
         `lapsed_at` is the ring version that the agent knows, given if the lease had run out before. The keeper may be
         about to take the server out of the ring, so the agent grants nothing until it sees a newer ring, or a whole
-        lease has passed without one.
+        lease has passed without one. That is not so if the agent continued without the coordinator until now.
         """
-        if lapsed_at is not None:
+        if lapsed_at is not None and sent_at >= self._continues_until:
             self._silent_until, self._silent_ring = sent_at + self._limits.server_lease_s, lapsed_at
         self._outlived = False
         self._until = max(self._until, sent_at + self._limits.server_lease_s * (1 - self._limits.clock_drift_max))
@@ -95,6 +100,7 @@ class AgentLease:
         if self.is_granted(now):
             return self._until - now
         if self._coordinator_is_down(ring, now):
+            self._continues_until = now + self._limits.server_lease_s / 2
             return self._limits.server_lease_s / 2
         return 0.0
 
