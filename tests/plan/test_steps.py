@@ -370,6 +370,27 @@ def test_a_request_that_makes_no_sense_is_dropped(request_: MoveRequest, reason:
     assert store.entries == {}
 
 
+def test_nothing_is_moved_to_a_server_that_is_being_removed() -> None:
+    """It leaves the ring once it is empty, and would take the channel with it."""
+    store = Store()
+    store.leaving = {store.others[0]}
+    store.ask(store.others[0])
+    assert store.look() is None
+    assert store.dropped == [f"nothing new is placed on {store.others[0]}, which is being removed"]
+    store.ask(store.others[1])
+    assert store.look() is not None
+
+
+def test_a_move_goes_on_although_its_server_is_to_be_removed() -> None:
+    """It is removed when no entry names it any more."""
+    store = Store()
+    store.ask(store.others[0])
+    assert store.look() is not None
+    store.leaving = {store.others[0]}
+    store.until(Phase.NARROW)
+    assert store.entry().placement.servers == (store.others[0],)
+
+
 def test_garbage_is_dropped() -> None:
     store = Store()
     store.requests[CHANNEL] = Versioned(b"garbage", 7)

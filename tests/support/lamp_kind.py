@@ -9,7 +9,7 @@ and the report, the table of steps, and the registry with lamps beside the kinds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, Final
 
 import msgspec
@@ -151,7 +151,7 @@ class LampSteps:
     def facts(self, entry: LampEntry) -> Mapping[str, object]:
         return {"lamp": entry.unit, "shelf": entry.shelf, "phase": entry.phase}
 
-    def answer(self, request: LampRequest, case: LampCase | None, hosts: Ring) -> Step[LampEntry]:
+    def answer(self, request: LampRequest, case: LampCase | None, hosts: Ring, leaving: Set[str]) -> Step[LampEntry]:
         if case is None or request.shelf not in case.reports:
             return Step(dropped="there is no such lamp or shelf")
         entry = case.entry

@@ -56,6 +56,7 @@ class Store:
         self.entries: dict[bytes, Versioned] = {}
         self.requests: dict[bytes, Versioned] = {}
         self.reports: dict[str, MoveReport] = {}
+        self.leaving: set[str] = set()
         self.written: list[Entry] = []
         self.dropped: list[str] = []
         self.given_up: list[str] = []
@@ -96,7 +97,8 @@ class Store:
         """Lets time pass, looks, writes what is asked; returns the channel's new entry, if any."""
         self.now += seconds
         new = None
-        for write in self.mover.observe(ConductorView(self.ring, self.entries, self.requests, self.reports), self.now):
+        view = ConductorView(self.ring, self.entries, self.requests, self.reports, self.leaving)
+        for write in self.mover.observe(view, self.now):
             match write:
                 case PutEntry():
                     stored = self.entries.get(write.unit)

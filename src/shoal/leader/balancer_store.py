@@ -17,7 +17,7 @@ from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, R
 from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
-from shoal.leader.mirror import Mirror
+from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.load_kinds import REGISTRY
 from shoal.logs import get_log
 from shoal.plan import keys
@@ -48,7 +48,7 @@ class BalancerStore:
         self._verifier = Verifier(public_key)
         self._entries = Mirror(coordinator, keys.entries_prefix(), self._read_entry, changed)
         self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
-        self._marks = Mirror(coordinator, keys.POOL_PREFIX, _read_mark, changed)
+        self._marks = mirror_marks(coordinator, changed)
         self._asks = Mirror(coordinator, balancer_keys.ASKS_PREFIX, _read_ask, changed)
         self._proposals = Mirror(coordinator, balancer_keys.PROPOSALS_PREFIX, _read_proposal, changed)
 
@@ -226,10 +226,6 @@ def _read_request(key: str, stored: Versioned) -> tuple[bytes, MoveRequest] | No
     except PlanError:
         return None
     return (request.unit, request) if request.unit == channel else None
-
-
-def _read_mark(key: str, stored: Versioned) -> tuple[str, Mark]:
-    return keys.pool_server(key), keys.read_mark(stored.value)
 
 
 def _read_ask(key: str, stored: Versioned) -> tuple[str, Ask] | None:

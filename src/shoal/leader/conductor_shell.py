@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 import msgspec
 
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ProtocolError
-from shoal.leader.mirror import Mirror
+from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.conductor import Conductor, ConductorView, DropRequest, E, H, P, PutEntry, Q, Steps
@@ -63,10 +63,11 @@ class ConductorShell(Generic[E, H, P, Q]):
         self._entries = Mirror(coordinator, keys.entries_prefix(kind), self._read_entry, self._changed)
         self._requests = Mirror(coordinator, keys.moves_prefix(kind), self._read_request, self._changed)
         self._reports = Mirror(coordinator, keys.reports_prefix(kind), self._read_report, self._changed)
+        self._marks = mirror_marks(coordinator, self._changed)
 
     async def run(self) -> None:
         """Moves units until it is cancelled; logs errors of the coordinator and retries."""
-        mirrors = (self._entries, self._requests, self._reports)
+        mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._reports, self._marks]
         watches = [asyncio.create_task(mirror.follow(), name="conductor-watch") for mirror in mirrors]
         try:
             while True:
@@ -98,7 +99,11 @@ class ConductorShell(Generic[E, H, P, Q]):
         if self._conductor is None or leading.lease.token != self._token:
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
         view = ConductorView(
-            self._hosts(leading.ring), self._entries.values, self._requests.values, self._reports.values
+            self._hosts(leading.ring),
+            self._entries.values,
+            self._requests.values,
+            self._reports.values,
+            {host for host, mark in self._marks.values.items() if not mark.takes_units},
         )
         writes = self._conductor.observe(view, self._clock())
         trouble = await self._write(writes, leading.fence) if writes else None

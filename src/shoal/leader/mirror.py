@@ -16,6 +16,7 @@ from typing import Final, Generic, TypeVar
 from shoal.coordination.interface import Coordinator, Versioned
 from shoal.errors import CoordinatorError
 from shoal.logs import get_log
+from shoal.plan.keys import POOL_PREFIX, Mark, pool_server, read_mark
 
 _RETRY_S: Final = 1.0
 _log: Final = get_log(__name__)
@@ -80,3 +81,8 @@ class Mirror(Generic[K, V]):
             if read is not None:
                 self.values[read[0]] = read[1]
         self._changed.set()
+
+
+def mirror_marks(coordinator: Coordinator, changed: asyncio.Event) -> Mirror[str, Mark]:
+    """A copy of the marks of servers in the pool."""
+    return Mirror(coordinator, POOL_PREFIX, lambda key, stored: (pool_server(key), read_mark(stored.value)), changed)

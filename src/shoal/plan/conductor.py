@@ -14,7 +14,7 @@ reason if it is unreadable, names another unit or is impossible, or if its move 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -89,8 +89,9 @@ class Steps(Protocol[E, H, P, Q]):
     def read_report(self, data: bytes) -> P:
         """The report in `data`; ProtocolError if it is invalid."""
 
-    def answer(self, request: Q, case: Case[E, H, P] | None, hosts: H) -> Step[E]:
-        """The step for a request; `case` is None if the unit has no entry."""
+    def answer(self, request: Q, case: Case[E, H, P] | None, hosts: H, leaving: Set[str]) -> Step[E]:
+        """The step for a request; `case` is None if the unit has no entry. Nothing new is placed on hosts that are
+        `leaving`."""
 
     def go_on(self, case: Case[E, H, P]) -> Step[E]:
         """The next entry of a move, if it is due."""
@@ -105,12 +106,13 @@ class Steps(Protocol[E, H, P, Q]):
 @dataclass(frozen=True, slots=True)
 class ConductorView(Generic[H, P]):
     """The state of the coordinator: signed entries and encoded requests by unit, reports by host. `hosts` is None while
-    nothing can be decided."""
+    nothing can be decided; hosts that are `leaving` are being emptied, or are empty and about to go."""
 
     hosts: H | None
     entries: Mapping[bytes, Versioned]
     requests: Mapping[bytes, Versioned]
     reports: Mapping[str, P]
+    leaving: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,7 +222,7 @@ class Conductor(Generic[E, H, P, Q]):
         case = None
         if known.entry is not None:
             case = Case(known.entry, hosts, view.reports, lambda timeout_s: self._is_over(now - known.since, timeout_s))
-        answer: Step[E] = self._answer(unit, case, hosts, asked.value) if asked is not None else Step()
+        answer: Step[E] = self._answer(unit, case, view, hosts, asked.value) if asked is not None else Step()
         entry, dropped, given_up = answer.entry, answer.dropped, None
         if entry is None and case is not None and case.entry.is_moving:
             step = self.steps.go_on(case)
@@ -236,14 +238,16 @@ class Conductor(Generic[E, H, P, Q]):
         if asked is not None and dropped is not None:
             writes.append(DropRequest(unit, asked.version, dropped))
 
-    def _answer(self, unit: bytes, case: Case[E, H, P] | None, hosts: H, data: bytes) -> Step[E]:
+    def _answer(
+        self, unit: bytes, case: Case[E, H, P] | None, view: ConductorView[H, P], hosts: H, data: bytes
+    ) -> Step[E]:
         try:
             request = self.steps.read_request(data)
         except PlanError as error:
             return Step(dropped=str(error))
         if request.unit != unit:
             return Step(dropped=f"it names another {self.steps.kind}")
-        return self.steps.answer(request, case, hosts)
+        return self.steps.answer(request, case, hosts, view.leaving)
 
     def _is_over(self, age_s: float, timeout_s: float) -> bool:
         """Whether a phase has lasted that long; if not, notes when to check again."""

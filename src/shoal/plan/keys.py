@@ -61,6 +61,11 @@ class Mark(enum.StrEnum):
         return self is not Mark.FREEING
 
     @property
+    def takes_units(self) -> bool:
+        """Whether something new may be placed on the server."""
+        return self is Mark.GUEST
+
+    @property
     def is_outside(self) -> bool:
         """Whether the server is kept out of the ring."""
         return self in (Mark.OUT, Mark.LOST)

@@ -18,7 +18,7 @@ ends, it may have subscribers that know of no other server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -313,7 +313,7 @@ class ChannelSteps:
             "revision": entry.newness,
         }
 
-    def answer(self, request: MoveRequest, case: _Case | None, hosts: Ring) -> Step[Entry]:
+    def answer(self, request: MoveRequest, case: _Case | None, hosts: Ring, leaving: Set[str]) -> Step[Entry]:
         """The first entry for a request, or why the request ends."""
         ring, entry = hosts, case.entry if case else None
         if entry is not None and _is_target(entry.placement, request):
@@ -324,6 +324,8 @@ class ChannelSteps:
             return Step(dropped="the channel is not moving there")
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return Step(dropped=f"the ring has no server {', '.join(strangers)}")
+        if closed := [server for server in request.servers if server in leaving]:
+            return Step(dropped=f"nothing new is placed on {', '.join(closed)}, which is being removed")
         placements, _ = unended(request.unit, entry, ring)
         dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
         if len(placements) == 1 and _is_target(placements[0], request) and not dead:
