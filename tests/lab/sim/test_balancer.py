@@ -92,8 +92,11 @@ def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:
 def test_a_drained_server_stays_until_its_records_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balancer, "RECORDED", 1.0)
     monkeypatch.setattr(balancer, "ARCHIVE_S", 20.0)
-    outcome = run_seed(38)
-    assert outcome.exercised["drained server with records"] > 0
-    assert outcome.verdict.violations == []
-    monkeypatch.setattr(RecordWatch, "holding", frozenset())
-    assert "records lost" in kinds(run_seed(38))
+    for seed in (28, 25, 13, *range(SEARCH_SEEDS_MAX)):
+        outcome = run_seed(seed)
+        assert outcome.verdict.violations == []
+        with monkeypatch.context() as changed:
+            changed.setattr(RecordWatch, "holding", frozenset())
+            if outcome.exercised["drained server with records"] and "records lost" in kinds(run_seed(seed)):
+                return
+    pytest.fail("no seed noticed that drained servers leave with their records")
