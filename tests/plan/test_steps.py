@@ -21,7 +21,7 @@ from shoal.plan import steps
 from shoal.plan.conductor import ConductorView
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.move_request import MoveRequest, encode_request
-from shoal.plan.placement import BY_THE_RING, Mode, at_home
+from shoal.plan.placement import BY_THE_RING, Mode, Placement, at_home
 from shoal.plan.signature import Signer
 from shoal.rules import without
 
@@ -379,6 +379,17 @@ def test_nothing_is_moved_to_a_server_that_is_being_removed() -> None:
     assert store.dropped == [f"nothing new is placed on {store.others[0]}, which is being removed"]
     store.ask(store.others[1])
     assert store.look() is not None
+
+
+def test_a_channel_may_stay_on_a_server_that_is_being_removed() -> None:
+    """Another of its servers has died: the channel is placed where it still is, and moves away later."""
+    store = Store()
+    dying, staying = store.others[:2]
+    store.put(Entry(CHANNEL, Placement(9, Mode.ALL_SUBSCRIBERS, (dying, staying)), Phase.END))
+    store.leaving = {staying}
+    store.ask(staying)
+    assert store.look() is not None
+    assert store.dropped == []
 
 
 def test_a_move_goes_on_although_its_server_is_to_be_removed() -> None:

@@ -324,9 +324,10 @@ class ChannelSteps:
             return Step(dropped="the channel is not moving there")
         if strangers := [server for server in request.servers if server not in ring.ids]:
             return Step(dropped=f"the ring has no server {', '.join(strangers)}")
-        if closed := [server for server in request.servers if server in leaving]:
-            return Step(dropped=f"nothing new is placed on {', '.join(closed)}, which is being removed")
         placements, _ = unended(request.unit, entry, ring)
+        here = {server for placement in placements for server in placement.servers}
+        if closed := [server for server in request.servers if server in leaving and server not in here]:
+            return Step(dropped=f"nothing new is placed on {', '.join(closed)}, which is being removed")
         dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
         if len(placements) == 1 and _is_target(placements[0], request) and not dead:
             gone_back = entry is not None and entry.phase is Phase.PREPARE
