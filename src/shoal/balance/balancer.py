@@ -44,7 +44,7 @@ from shoal.balance.homes import Homes
 from shoal.balance.lost_servers import lost_channels, with_lost
 from shoal.balance.plan_in_progress import PlanInProgress, request_id
 from shoal.balance.policies import policy
-from shoal.balance.pool_keeper import TAKES, PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
+from shoal.balance.pool_keeper import PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
@@ -54,7 +54,7 @@ from shoal.errors import ConfigError, PlanError
 from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow
 from shoal.logs import get_log
-from shoal.plan.keys import Mark
+from shoal.plan.keys import TAKES, Mark
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rules, rule

@@ -20,12 +20,10 @@ from shoal.balance.effects import BalancerView, HurryMove, PutMark, RemoveServer
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow
 from shoal.plan.entry import Phase
-from shoal.plan.keys import Mark
+from shoal.plan.keys import TAKES, Mark
 from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
 
-TAKES: Final = (None, Mark.GUEST)
-"""The marks of servers that take channels."""
 _MUST_BE_UNNAMED: Final = {Mark.LOST, Mark.FREEING, Mark.DRAIN}
 """The marks whose next step requires that no entry names the server."""
 

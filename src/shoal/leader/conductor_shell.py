@@ -103,7 +103,7 @@ class ConductorShell(Generic[E, H, P, Q]):
             self._entries.values,
             self._requests.values,
             self._reports.values,
-            {host for host, mark in self._marks.values.items() if not mark.takes_units},
+            {host for host, mark in self._marks.values.items() if mark not in keys.TAKES},
         )
         writes = self._conductor.observe(view, self._clock())
         trouble = await self._write(writes, leading.fence) if writes else None

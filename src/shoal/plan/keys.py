@@ -61,14 +61,13 @@ class Mark(enum.StrEnum):
         return self is not Mark.FREEING
 
     @property
-    def takes_units(self) -> bool:
-        """Whether something new may be placed on the server."""
-        return self is Mark.GUEST
-
-    @property
     def is_outside(self) -> bool:
         """Whether the server is kept out of the ring."""
         return self in (Mark.OUT, Mark.LOST)
+
+
+TAKES: Final = (None, Mark.GUEST)
+"""The marks of servers that take channels."""
 
 
 def entries_prefix(kind: str = CHANNEL) -> str:
