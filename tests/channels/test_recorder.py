@@ -17,7 +17,7 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command
 from shoal.wire.envelope import HEADER, peer_channel, stream_id
-from shoal.wire.record_entry import INDEX_KEY, RecordedGap, RecordedMessage, read_entry, record_key
+from shoal.wire.record_entry import INDEX_KEY, WRITER_KEY, RecordedGap, RecordedMessage, read_entry, record_key
 
 ORDERS = b"orders.eu"
 RING = SIGNER.ring(ring(3, ("s1", "s2")))
@@ -31,10 +31,21 @@ class Store:
         self.streams: dict[bytes, list[tuple[bytes, list[bytes]]]] = {}
         self.index: set[bytes] = set()
         self.refuses = False
+        self.writer: bytes | None = None
+        self.connections = 0
         self.clock_ms = 1000
 
     def execute(self, command: Command) -> Any:
         match command:
+            case (b"CLIENT", b"ID"):
+                return self.connections
+            case (b"GET", key):
+                assert key == WRITER_KEY
+                return self.writer
+            case (b"SET", key, value) if key == WRITER_KEY:
+                self.writer = value
+            case (b"CLIENT", b"KILL", *_):
+                return 1
             case (b"SADD", key, channel):
                 assert key == INDEX_KEY
                 if self.refuses:
@@ -306,6 +317,23 @@ def test_a_lost_connection_is_an_absence_too() -> None:
     driver.publish(4)
     driver.advance(LIMITS.heal_delay_s)
     assert driver.asked() == [(3, 3)]
+
+
+def test_the_connection_that_wrote_before_is_ended_before_the_end_of_a_record_is_read() -> None:
+    store = Store()
+    store.connections = 4
+    driver = Driver(store)
+    driver.publish(1, 2)
+    assert store.writer == b"4"
+    driver.core.lost(driver.now)
+    store.connections = 9
+    driver.commands.clear()
+    driver.core.opened("run one", driver.now)
+    driver.publish(3)  # heard before the server has answered anything
+    kill = (b"CLIENT", b"KILL", b"ID", b"4", b"TYPE", b"pubsub", b"SKIPME", b"yes")
+    reads = [index for index, command in enumerate(driver.commands) if command[0] == b"XREVRANGE"]
+    assert driver.commands.index(kill) < min(reads)
+    assert store.writer == b"9"
 
 
 def test_a_record_that_the_server_has_lost_is_told_though_nothing_more_is_heard() -> None:

@@ -184,7 +184,7 @@ EXTRA = {
         "SHUTDOWN",
         "XADD __shoal:telemetry * a b",
     ],
-    AGENT: ["CONFIG GET maxclients", "CLIENT KILL ID 1", "SHUTDOWN", "XADD other * a b"],
+    AGENT: ["CONFIG GET maxclients", "SHUTDOWN", "XADD other * a b"],
     READER: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
     PIPELINE: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
     ADMIN: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "SUBSCRIBE a"],

@@ -85,9 +85,10 @@ def rights(role: str, version: tuple[int, ...]) -> str:
         subscribe = f"(+subscribe {names} &{HEARTBEAT_CHANNEL.decode()} {inbox} {peer})"
         return f"{common} {publish} {subscribe} (+psubscribe allchannels)"
     if role == AGENT:
+        clients = "+client|list +client|kill"
         write = "+xadd +xlen +xtrim +sadd +set"
         keys = f"{_TELEMETRY} {_RECORDS}"
-        return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info +client|list {write} {_READ_RECORDS}"
+        return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info {clients} {write} {_READ_RECORDS}"
     if role in (READER, PIPELINE):
         read = f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
         tells = role == PIPELINE and version[:2] >= SELECTORS_SINCE

@@ -42,6 +42,8 @@ from shoal.wire.envelope import (
 
 INDEX_KEY: Final = b"__shoal:recorded"
 MARKS_KEY: Final = b"__shoal:recorded-marks"
+WRITER_KEY: Final = b"__shoal:recorded-by"
+"""The number of the connection that writes the records of its server (`CLIENT ID`)."""
 ARCHIVED_KEY: Final = b"__shoal:recorded-archived"
 RECORD_PREFIX: Final = b"__shoal:recorded:"
 

@@ -81,6 +81,11 @@ ODD = st.sampled_from(
         (b"CLIENT", b"SETNAME", b"b b"),
         (b"CLIENT", b"GETNAME"),
         (b"CLIENT", b"NOPE"),
+        (b"CLIENT", b"KILL", b"ID", b"0"),
+        (b"CLIENT", b"KILL", b"ID", b"x"),
+        (b"CLIENT", b"KILL", b"ID", b"987654321", b"SKIPME", b"no"),
+        (b"CLIENT", b"KILL", b"ID", b"987654321", b"TYPE"),
+        (b"CLIENT", b"KILL", b"SKIPME", b"maybe"),
         (b"HELLO",),
         (b"HELLO", b"2"),
         (b"HELLO", b"3"),
@@ -435,6 +440,26 @@ def test_keys_and_streams(server: RedisServer) -> None:
         (b"GET", b"k"),
     ):
         both.run(0, command)
+    both.close_all()
+
+
+@pytest.mark.parametrize("subscribed", [False, True])
+def test_a_connection_is_ended_by_number_and_kind(server: RedisServer, subscribed: bool) -> None:
+    both = Both(server.port, USERS)
+    for index in range(2):
+        both.open()
+        both.run(index, (b"HELLO", b"3"))
+    if subscribed:
+        both.run(1, (b"SUBSCRIBE", b"a"))
+    killer, victim = both.pairs
+    numbers = victim[0].id, victim[1].call(b"CLIENT", b"ID")
+    kills = [(b"CLIENT", b"KILL", b"ID", b"%d" % number, b"TYPE", b"pubsub", b"SKIPME", b"yes") for number in numbers]
+    both.model.execute(killer[0], kills[0], 0.0)
+    killer[1].send(kills[1])
+    for replies in (frames_of(both.model.take_output(killer[0])), killer[1].frames_until_fence()[0]):
+        assert replies == [int(subscribed)]
+    assert bool(victim[0].closing) is subscribed
+    assert victim[1].frames_until_fence() == ([], not subscribed)
     both.close_all()
 
 

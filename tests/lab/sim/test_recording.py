@@ -8,12 +8,19 @@ from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenarios.recording import BREAKS, CORNERS, run_seed
 from shoal.rules import without
 
-CATCHING = {"record_once": (0,), "record_absence": (7,), "record_loss": (6, 8, 9), "deletions": (0,)}
+CATCHING = {
+    "record_once": (0,),
+    "record_absence": (7,),
+    "record_loss": (6, 8, 9),
+    "record_alone": (25,),
+    "deletions": (0,),
+}
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""
 KINDS = {
     "record_once": "recorded twice",
     "record_absence": "silent",
     "record_loss": "silent",
+    "record_alone": "recorded twice",
     "deletions": "recorded unmarked",
 }
 SEARCH_SEEDS_MAX = 25

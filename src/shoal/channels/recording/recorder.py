@@ -18,13 +18,15 @@ from shoal.channels.recording.pace import Turns
 from shoal.channels.recording.record import ChannelRecord
 from shoal.channels.recording.writer import RecordingHost
 from shoal.errors import ProtocolError
+from shoal.logs import get_log
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.envelope import peer_channel
 from shoal.wire.glob import glob_match
-from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, encode_marks
+from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, WRITER_KEY, encode_marks
 
 RECORD_LOSS: Final = rule("record_loss", "A recorder writes a gap at once when its server has lost a record.")
+RECORD_ALONE: Final = rule("record_alone", "A recorder ends the connection that wrote the records before it.")
 
 
 OPENING_MAX: Final = 4
@@ -32,6 +34,8 @@ OPENING_MAX: Final = 4
 
 NAMES_MAX: Final = 100_000
 """Channels for which it is cached whether they are recorded; when there are more, the cache starts over."""
+
+_log: Final = get_log(__name__)
 
 
 class Recorder:
@@ -48,6 +52,10 @@ class Recorder:
         self._turns = Turns()
         self._opening = 0
         self._connected = False
+        self._number = 0
+        """The number of this connection on its server."""
+        self._alone = False
+        """Whether no earlier connection can write anymore. Before that the end of a record may change."""
 
     @property
     def active(self) -> bool:
@@ -108,6 +116,7 @@ class Recorder:
         self._queue.clear()
         self._turns.clear()
         self._opening = 0
+        self._alone = False
         if self._marks:
             self._tell()
             self._begin(True)
@@ -117,10 +126,30 @@ class Recorder:
         self._connected = False
 
     def _begin(self, first: bool) -> None:
-        """Subscribes to resends, then looks for records that the server already has."""
+        """Subscribes to resends, then looks for records that the server already has. Its commands on an earlier
+        connection may still be on their way to a slow server; so that connection is ended first."""
         if first:
             self._host.listen(peer_channel(self._host.client))
+            self._host.ask((b"CLIENT", b"ID"), self._take_number)
+            self._host.ask((b"GET", WRITER_KEY), self._end_writer)
         self._host.ask((b"SMEMBERS", INDEX_KEY), self._index)
+
+    def _take_number(self, reply: Any, now: float) -> None:
+        self._number = reply if isinstance(reply, int) else 0
+
+    def _end_writer(self, reply: Any, now: float) -> None:
+        """Ends the connection that wrote before, of this agent or an earlier one. Its number may be that of another
+        client, if the server has restarted since: that client connects again."""
+        if isinstance(reply, bytes) and RECORD_ALONE in self._rules:
+            kill = (b"CLIENT", b"KILL", b"ID", reply, b"TYPE", b"pubsub", b"SKIPME", b"yes")
+            self._host.ask(kill, self._ended)
+        self._host.ask((b"SET", WRITER_KEY, b"%d" % self._number))
+        self._alone = True
+        self._open_next()
+
+    def _ended(self, reply: Any, now: float) -> None:
+        if not isinstance(reply, int):
+            _log.warning("earlier writer of records not disconnected", server=self._host.server, why=str(reply))
 
     def _index(self, reply: Any, now: float) -> None:
         """Opens the records that the server has, and those that it has lost although they were written here: their loss
@@ -131,7 +160,7 @@ class Recorder:
                 self._open(channel)
 
     def _open_next(self) -> None:
-        while self._queue and self._opening < OPENING_MAX:
+        while self._alone and self._queue and self._opening < OPENING_MAX:
             record = self._queue.popleft()
             if record.state is states.RecordState.READING:
                 self._opening += 1

@@ -53,6 +53,7 @@ COMMANDS: Final[dict[str, CommandSpec]] = dict(
         _spec("client|getname", 2, "connection slow"),
         _spec("client|id", 2, "connection slow"),
         _spec("client|list", -2, "admin connection dangerous slow"),
+        _spec("client|kill", -3, "admin connection dangerous slow"),
         _spec("set", -3, "string write slow", keys="first"),
         _spec("get", 2, "string read fast", keys="first"),
         _spec("del", -2, "keyspace write slow", keys="all"),

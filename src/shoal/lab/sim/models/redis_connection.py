@@ -114,6 +114,8 @@ class ConnectionCommands(RedisBase):
             self._reply(client, client.name or None)
         elif word == b"id":
             self._reply(client, client.id)
+        elif word == b"kill":
+            self._kill(client, command[2:])
         else:
             lines = (
                 f"id={other.id} name={other.name.decode()} sub={len(other.channels)} "
@@ -122,3 +124,25 @@ class ConnectionCommands(RedisBase):
                 for other in self.clients.values()
             )
             self._reply(client, "".join(lines).encode())
+
+    def _kill(self, client: Client, options: Command) -> None:
+        """Ends connections. Only the form with the options ID, TYPE pubsub and SKIPME is modelled."""
+        wanted = {name.lower(): value.lower() for name, value in zip(options[::2], options[1::2], strict=False)}
+        number = wanted.get(b"id", b"0")
+        known = wanted.keys() <= {b"id", b"type", b"skipme"} and wanted.get(b"type", b"pubsub") == b"pubsub"
+        if len(options) % 2 or not known or wanted.get(b"skipme", b"yes") not in (b"yes", b"no"):
+            self._error(client, "ERR syntax error")
+            return
+        if not number.isdigit() or (b"id" in wanted and int(number) == 0):
+            self._error(client, "ERR client-id should be greater than 0")
+            return
+        killed = 0
+        for other in self.clients.values():
+            spared = other is client and wanted.get(b"skipme", b"yes") == b"yes"
+            meant = b"id" not in wanted or other.id == int(number)
+            of_kind = b"type" not in wanted or other.subscriptions > 0
+            if meant and of_kind and not spared and not other.closing:
+                other.closing = "quit" if other is client else "killed"
+                self.dirty[other] = None
+                killed += 1
+        self._reply(client, killed)

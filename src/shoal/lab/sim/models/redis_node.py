@@ -102,7 +102,7 @@ class RedisNode:
             if client.output:
                 end.send(model.take_output(client))
             if client.closing:
-                if client.closing != "quit":
+                if client.closing not in ("quit", "killed"):
                     self.on_cut_off(end.peer.node)
                 del self.ends[client], self._clients[end]
                 model.close(client)

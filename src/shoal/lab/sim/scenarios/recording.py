@@ -8,6 +8,8 @@ lose them in others, and the check of the records, without any code of the recor
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from dataclasses import replace
+from random import Random
 from typing import Final, NamedTuple
 
 from shoal.errors import ProtocolError
@@ -19,12 +21,13 @@ from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
+from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.plan.keys import recorded_key
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence", "record_loss", "deletions")
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions")
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -57,6 +60,11 @@ UNMARKED_HEARD_S: Final = 4.0
 KEYS_LOST: Final = 0.5
 """Share of the server crashes that lose the keys."""
 
+AGENT_DELAY_S: Final = (0.000_1, 0.005)
+"""Delay between an agent and its server on another machine."""
+LATE: Final = 0.5
+"""Share of the lost connections whose last commands arrive late."""
+
 END_S: Final = 5.0
 """Duration of each step of the last act (`_end`)."""
 SETTLE_S_MAX: Final = 60.0
@@ -86,6 +94,15 @@ class RecordingRun(MovesRun):
             self.coordinator.store.put(recorded_key(mark), b"on")
         if unmarks:
             self.world.at(BEGIN_S + rng.uniform(0.3, 1.0) * self.shape.safety_s, self._unmark)
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """As in other scenarios; and commands of an agent's lost connection may arrive late, when another one writes
+        already. Agents may be on other machines than their servers: then more commands are on their way."""
+        options = super().draw_faults(rng)
+        if options.peaceful:
+            return options
+        delay_s = rng.choice((options.delay_local_s, AGENT_DELAY_S))
+        return replace(options, late_probability=LATE, delay_local_s=delay_s)
 
     def _unmark(self) -> None:
         self.exercised["mark deleted"] += 1

@@ -43,6 +43,10 @@ class FaultOptions:
     """Reading of a node's clock at the start."""
 
     resets_per_s: float = 0.0
+    late_probability: float = 0.0
+    """How often the bytes in flight on a connection that is reset arrive `late_s` later: the kernel repeats packets of
+    a connection that its process has given up."""
+    late_s: Range = (0.2, 3.0)
     stalls_per_s: float = 0.0
     stall_s: Range = (0.05, 3.0)
     partitions_per_s: float = 0.0

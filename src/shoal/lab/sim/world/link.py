@@ -132,6 +132,7 @@ class Direction:
         "_ended",
         "_in_flight_bytes",
         "_last_arrival",
+        "_late_s",
         "_pump_event",
         "_severed",
         "_stalled_until",
@@ -159,6 +160,7 @@ class Direction:
         self._in_flight_bytes = 0
         self._unsent: deque[bytes] = deque()
         self._last_arrival = 0.0
+        self._late_s = 0.0
         self._pump_event: Event | None = None
         self._timeout_event: Event | None = None
         self._stalled_until = 0.0
@@ -244,6 +246,15 @@ class Direction:
                 keep -= batch.size
                 kept.append(batch)
         self._batches = kept
+        self._delay_by_chance()
+
+    def _delay_by_chance(self) -> None:
+        options, rng = self.wires.options, self.wires.cuts
+        if self._batches and options.late_probability and rng.random() < options.late_probability:
+            self._late_s = rng.uniform(*options.late_s)
+            for batch in self._batches:
+                batch.arrival += self._late_s
+            self._last_arrival += self._late_s
 
     def stall(self, duration_s: float) -> None:
         """Blocks delivery for a while."""
@@ -267,7 +278,7 @@ class Direction:
             return
         self.blocks &= ~reason
         if self._batches and not self.blocks:
-            self._schedule(max(self._batches[0].arrival, self.wires.world.now + self._delay()))
+            self._schedule(max(self._batches[0].arrival, self.wires.world.now + self._delay() + self._late_s))
         if reason & NETWORK:
             self._check_timeout()
             self.reverse._check_timeout()
