@@ -311,7 +311,7 @@ class Receiver:
         link = links[stream.attempts % len(links)]
         self._context.counters.heals_asked += 1
         stream.asked = stream.next
-        room = max(1, sub.inbox.messages_max - len(sub.inbox.items))
+        room = max(1, (sub.inbox.messages_max - len(sub.inbox.items)) // max(1, sub.healing))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
         request = control.Heal(chan.name, stream.stream, stream.next, last)
@@ -354,6 +354,7 @@ class Receiver:
         stream.asked = 0
         if not stream.has_hole():
             stream.attempts = 0
+            sub.healing = max(0, sub.healing - 1)
             return
         if stream.next > message.first:
             stream.hole_since = now
@@ -387,11 +388,13 @@ class Receiver:
         """The application has caught up: messages that did not fit are asked for again."""
         if sub.overflowed and sub.inbox.roomy:
             sub.overflowed = False
+            sub.healing = 0
             for chan, stream in sub.all_streams():
                 self._advance(sub, chan, stream, now)
                 if stream.has_hole():
                     stream.hole_since = now
                     self._context.timers.set(("heal", sub, chan, stream), now)
+                    sub.healing += 1
 
     def forget_idle(self, sub: SubscriptionCore, now: float) -> None:
         """Drops streams that have been idle so long that they have ended and no agent lists them any more (see

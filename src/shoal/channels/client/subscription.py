@@ -94,7 +94,8 @@ class SubscriptionCore:
     `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
     `early`. `whole` says that no connection has been lost since: then the first message of a stream on a server is the
     first that it sent since the subscription came into force. What an agent heard before `owed_from` is not owed.
-    Messages that are not `wanted` count as received, but are not delivered.
+    Messages that are not `wanted` count as received, but are not delivered. `healing` is the number of streams that had
+    missing messages when the inbox last had room again: they share the room.
     """
 
     __slots__ = (
@@ -103,6 +104,7 @@ class SubscriptionCore:
         "closed",
         "early",
         "foreign_missed",
+        "healing",
         "id",
         "in_force",
         "inbox",
@@ -135,6 +137,7 @@ class SubscriptionCore:
         self.owed_from = -math.inf
         self.whole = True
         self.overflowed = False
+        self.healing = 0
         self.foreign_missed = False
         self.notified = False
         self.closed = False
