@@ -534,6 +534,54 @@ def test_a_request_asks_for_no_more_than_there_is_room_for() -> None:
     assert asked(driver) == [(6, 9)]
 
 
+def test_streams_share_the_room_of_an_inbox() -> None:
+    driver, sub = subscribed(inbox_messages_max=8)
+    others = [stream_id(OTHER, epoch) for epoch in (7, 8, 9)]
+    for stream in others:
+        driver.message("s1", TILE, stream, 1, b"")
+    driver.payloads(sub)
+    for number in range(2, 12):
+        for stream in (STREAM, *others):
+            driver.message("s1", TILE, stream, number, b"")
+    driver.payloads(sub)
+    driver.router.consumed(sub, driver.now)
+    driver.advance(0.001)
+    assert [last - first + 1 for first, last in asked(driver)] == [2, 2, 2, 2]
+
+
+def test_messages_held_behind_a_hole_are_kept_while_there_is_no_room() -> None:
+    driver, sub = subscribed(inbox_messages_max=2)
+    arrive(driver, *range(3, 8))
+    resend(driver, 2)
+    driver.advance(DELAY_S)
+    resend(driver, 2)
+    found = []
+    while items := driver.payloads(sub):
+        found += items
+        driver.router.consumed(sub, driver.now)
+    assert found == [b"%d" % number for number in range(2, 8)], "nothing had to be sent again"
+
+
+def test_further_holes_of_a_silent_publisher_are_reported_with_the_first() -> None:
+    driver, sub = subscribed()
+    arrive(driver, 3, 5, 7)
+    driver.advance(TIMEOUT_S + 20 * RETRY_S)
+    items = driver.items(sub)
+    gaps = [(item.first, item.last) for item in items if isinstance(item, Gap)]
+    assert gaps == [(2, 2), (4, 4), (6, 6)]
+
+
+def test_a_hole_that_is_found_later_has_its_own_time_limit() -> None:
+    driver, sub = subscribed()
+    arrive(driver, 3)
+    driver.advance(TIMEOUT_S / 2)
+    arrive(driver, 5)
+    driver.advance(TIMEOUT_S / 2 + 20 * RETRY_S)
+    assert [item.first for item in driver.items(sub) if isinstance(item, Gap)] == [2]
+    resend(driver, 4)
+    assert driver.payloads(sub) == [b"4", b"5"]
+
+
 def test_bytes_fill_an_inbox_too() -> None:
     limits: Limits = msgspec.structs.replace(DEFAULT_LIMITS, inbox_bytes_max=10)
     driver = RouterDriver(limits=limits)

@@ -6,7 +6,6 @@ behind a hole; `last` is the highest number known to exist. There is a hole whil
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final
 
 from shoal.message import Message
@@ -60,14 +59,6 @@ class StreamIn:
     def hole_end(self) -> int:
         """The last missing number of the first hole. Call only while there is one."""
         return min(self.held) - 1 if self.held else self.last
-
-    def release(self) -> Iterator[Message]:
-        """The held messages that are now in order."""
-        held = self.held
-        while held and self.next in held:
-            message = held.pop(self.next)
-            self.next += 1
-            yield message
 
     def skip_to(self, sequence: int) -> None:
         """Moves past a hole that was reported, or is not owed."""

@@ -116,11 +116,24 @@ class Receiver:
             self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
 
     def _keep_early(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
-        """Keeps a message that came before the subscription is in force; an overflow only delays the start."""
-        if len(sub.early) < self._context.limits.held_messages_max:
-            sub.early.append((channel, blob, server))
-        else:
-            self._context.timers.set_if_absent(("restart", sub), 0.0)
+        """Keeps a message that came before the subscription is in force. Nothing is owed yet, so if there are too many,
+        the subscription starts after those that it has."""
+        if len(sub.early) >= self._context.limits.held_messages_max:
+            for passed in sub.early:
+                self._start_after(sub, *passed)
+            sub.early.clear()
+        sub.early.append((channel, blob, server))
+
+    @staticmethod
+    def _start_after(sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
+        """Raises the baseline of a message's stream to its number."""
+        if not is_envelope(blob):
+            return
+        _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(blob)
+        if not flags & (UNKNOWN_FLAGS | FOREIGN):
+            last = sequence | ENDED if flags & BEACON and flags & FINAL else sequence
+            known, _ = sub.baseline.get((channel, stream_id), (0, ""))
+            sub.baseline[channel, stream_id] = max(known, last), server
 
     def _meet(
         self, sub: SubscriptionCore, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
@@ -145,9 +158,12 @@ class Receiver:
                 self._deliver(sub, message)
         elif sub.inbox.full:
             stream.knows(sequence)
-            self._overflow(sub)
+            if sequence == stream.next:
+                stream.hole_since = now
+            self._overflow(sub, now)
         elif sequence == stream.next:
             stream.next += 1
+            stream.hole_since = now
             stream.knows(sequence)
             self._deliver(sub, message)
             self._advance(sub, chan, stream, now)
@@ -186,22 +202,22 @@ class Receiver:
             sub.notified = True
             self._context.ready.append(sub)
 
-    def _overflow(self, sub: SubscriptionCore) -> None:
+    def _overflow(self, sub: SubscriptionCore, now: float) -> None:
         if not sub.overflowed:
             sub.overflowed = True
+            sub.overflowed_at = now
             sub.inbox.overflows += 1
             self._context.counters.overflows += 1
 
     def _advance(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Delivers the messages held behind a filled hole, and checks for another hole."""
-        for message in stream.release():
+        """Delivers the messages held behind a filled hole, as many as fit, and checks for another hole."""
+        while stream.next in stream.held:
             if sub.inbox.full:
-                stream.next = message.sequence
-                self._overflow(sub)
+                self._overflow(sub, now)
                 return
-            self._deliver(sub, message)
+            self._deliver(sub, stream.held.pop(stream.next))
+            stream.next += 1
         if stream.has_hole():
-            stream.hole_since = now
             self._hole(sub, chan, stream, now)
         else:
             stream.hole_since = None
@@ -240,6 +256,8 @@ class Receiver:
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         elif past and not stream.has_hole():
             stream.skip_to(end)
+        if end > stream.last + 1:
+            stream.touched = now
         stream.knows(end - 1)
         stream.final = stream.final or bool(last & ENDED)
         if stream.has_hole():
@@ -368,8 +386,10 @@ class Receiver:
     def _give_up(
         self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
     ) -> None:
+        """Reports a hole. The time limit for the next one runs from the last sign of life of its publisher."""
         self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
         stream.skip_to(last + 1)
+        stream.hole_since = now if stream.hole_since is None else max(stream.hole_since, stream.touched)
         self._advance(sub, chan, stream, now)
         if stream.doubted_at is not None:
             stream.doubted_at = stream.next
@@ -385,14 +405,16 @@ class Receiver:
     # Room and memory
 
     def made_room(self, sub: SubscriptionCore, now: float) -> None:
-        """The application has caught up: messages that did not fit are asked for again."""
+        """The application has caught up: messages that did not fit are asked for again. The time without room does not
+        count against a publisher."""
         if sub.overflowed and sub.inbox.roomy:
             sub.overflowed = False
             sub.healing = 0
             for chan, stream in sub.all_streams():
                 self._advance(sub, chan, stream, now)
                 if stream.has_hole():
-                    stream.hole_since = now
+                    known_s = sub.overflowed_at - stream.hole_since if stream.hole_since is not None else 0.0
+                    stream.hole_since = now - max(0.0, known_s)
                     self._context.timers.set(("heal", sub, chan, stream), now)
                     sub.healing += 1
 
@@ -401,7 +423,7 @@ class Receiver:
         `publisher_idle_s`), and the longest idle ones of a channel that has too many."""
         limits = self._context.limits
         for chan, stream in sub.all_streams():
-            if stream.next != stream.marked:
+            if stream.next != stream.marked and not stream.has_hole():
                 stream.marked, stream.touched = stream.next, now
             idle = now - stream.touched > 2 * limits.publisher_idle_s
             if idle and not stream.has_hole() and stream.doubted_at is None:

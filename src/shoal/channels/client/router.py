@@ -100,7 +100,6 @@ class Router:
             "watch": self._watch_due,
             "sweep": self._sweep_due,
             "hello": self._subscriber.hello_due,
-            "restart": self._subscriber.restart,
             "linger": self._subscriber.linger_due,
             "resolve": self._publisher.resolve_due,
             "beacon": self._publisher.beacon_due,

@@ -283,18 +283,6 @@ class Subscriber:
         if site.state is states.SiteState.ASKING and site.link.open:
             self._hello(site, now)
 
-    def restart(self, sub: SubscriptionCore, now: float) -> None:
-        """Too many messages came before the subscription was in force: starts the handshake again."""
-        if sub.in_force or sub.closed:
-            return
-        sub.early.clear()
-        sub.baseline.clear()
-        for site in sub.sites.values():
-            if site.state is not states.SiteState.WAITING:
-                site.step("asked again")
-                self._number(site)
-                self._hello(site, now)
-
     def answered(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
         """The agent has registered the subscription and says how far each stream has come."""
         sub = site.sub

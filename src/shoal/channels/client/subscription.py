@@ -111,6 +111,7 @@ class SubscriptionCore:
         "name",
         "notified",
         "overflowed",
+        "overflowed_at",
         "owed_from",
         "pattern",
         "pattern_text",
@@ -137,6 +138,7 @@ class SubscriptionCore:
         self.owed_from = -math.inf
         self.whole = True
         self.overflowed = False
+        self.overflowed_at = 0.0
         self.healing = 0
         self.foreign_missed = False
         self.notified = False
