@@ -16,8 +16,8 @@ from shoal.coordination.link import Address, parse_address
 from shoal.errors import ClusterNotFoundError, ConfigError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.plan.format import require_format
-from shoal.plan.keys import PUBLIC_KEY, RING_KEY
+from shoal.plan.format import read_ring
+from shoal.plan.keys import PUBLIC_KEY
 from shoal.plan.recording_marks import recorded_patterns
 from shoal.runtime import Runtime
 from shoal.wire.backoff import Backoff
@@ -45,23 +45,20 @@ class PlanSource:
         VersionError if their format is not this version's.
         """
         async with await self._connect() as coordinator:
-            await require_format(coordinator)
+            ring = await read_ring(coordinator)
             key = await coordinator.get(PUBLIC_KEY)
-            ring = await coordinator.get(RING_KEY)
         if key is None or ring is None:
             missing = "public key" if key is None else "ring"
             raise ClusterNotFoundError(
                 f"the coordinator at {self.address} has no {missing}: no cluster has started there yet",
                 do="run `shoal status`, and start the cluster if it is not running",
             )
-        return key.value, ring.value
+        return key.value, ring
 
     async def ring(self) -> bytes | None:
         """Return the newest signed ring."""
         async with await self._connect() as coordinator:
-            await require_format(coordinator)
-            ring = await coordinator.get(RING_KEY)
-        return None if ring is None else ring.value
+            return await read_ring(coordinator)
 
     async def recorded(self) -> list[bytes]:
         """Return the patterns of recorded channels."""

@@ -35,11 +35,8 @@ def stored_format(value: bytes | None) -> int:
 
 async def read_format(coordinator: Coordinator) -> int:
     """The format of the plan in the coordinator; 0 if there is no plan yet. VersionError if it is newer than known."""
-    ring = await coordinator.get(RING_KEY)  # first: a leader writes the format before its first ring
-    stored = await coordinator.get(FORMAT_KEY)
-    if stored is None and ring is None:
-        return 0
-    return stored_format(stored.value if stored else None)
+    ring, stored = await _ring_and_format(coordinator)
+    return 0 if stored is None and ring is None else stored_format(stored)
 
 
 def check_format(value: bytes | None) -> None:
@@ -53,5 +50,18 @@ def check_format(value: bytes | None) -> None:
 
 async def require_format(coordinator: Coordinator) -> None:
     """Raises VersionError if this process cannot use the plan in the coordinator. A missing plan is allowed."""
-    if await read_format(coordinator) not in (0, FORMAT):
-        check_format(None)
+    await read_ring(coordinator)
+
+
+async def read_ring(coordinator: Coordinator) -> bytes | None:
+    """The signed ring in the coordinator; None if there is no plan yet. VersionError if this process cannot use it."""
+    ring, stored = await _ring_and_format(coordinator)
+    if stored is not None or ring is not None:
+        check_format(stored)
+    return ring
+
+
+async def _ring_and_format(coordinator: Coordinator) -> tuple[bytes | None, bytes | None]:
+    ring = await coordinator.get(RING_KEY)  # first: a leader writes the format before its first ring
+    stored = await coordinator.get(FORMAT_KEY)
+    return ring.value if ring else None, stored.value if stored else None

@@ -41,8 +41,10 @@ READ_TURN_BYTES: Final = 1 << 17
 
 READ_BATCH_BYTES: Final = 65536
 READ_PAUSE_S: Final = 0.001
-"""In raw mode, the read after a read of less than `READ_BATCH_BYTES` waits this long. So there are at most a thousand
-wake-ups per second at any message rate. The first message after a pause is read immediately.
+READ_QUIET_S: Final = 0.004
+"""In raw mode, the read after a read of less than `READ_BATCH_BYTES` waits for `READ_PAUSE_S`, if that read was the
+second within `READ_QUIET_S`. So there are at most a thousand wake-ups per second at any message rate, and sparse
+messages are read immediately.
 """
 
 _NO_BUFFER: Final = bytearray()
@@ -161,6 +163,7 @@ class Connection(asyncio.BufferedProtocol):
         self._full = False
         self._paused = False
         self._resting = False
+        self._read_at = 0.0
         self._bytes_in = self._bytes_out = self._commands = self._frames = 0
 
     # -- opening ---------------------------------------------------------------------------------------------
@@ -462,7 +465,9 @@ class Connection(asyncio.BufferedProtocol):
         if self._usable:
             cast(RawReceiver, self._raw).received(memoryview(self._buffer)[:nbytes].tobytes())
             if nbytes < READ_BATCH_BYTES:
-                self._rest(READ_PAUSE_S)
+                before, self._read_at = self._read_at, cast(asyncio.AbstractEventLoop, self._loop).time()
+                if self._read_at - before < READ_QUIET_S:
+                    self._rest(READ_PAUSE_S)
             elif nbytes == READ_TURN_BYTES:
                 self._rest(0.0)
 

@@ -29,7 +29,6 @@ from hiredis import PushNotification
 from shoal.lab.sim.models.redis_base import BufferLimit, Client, RedisOptions
 from shoal.lab.sim.models.redis_connection import ConnectionCommands
 from shoal.lab.sim.models.redis_keys import Keys
-from shoal.lab.sim.models.resp import encode_frame
 from shoal.wire.commands import Command
 from shoal.wire.glob import compile_glob
 
@@ -38,6 +37,10 @@ __all__ = ["BufferLimit", "Client", "ModelRedis", "RedisOptions"]
 
 COMMAND_S: Final = 0.000_02
 """CPU time of any command. The model counts bytes in and out, but not work."""
+
+_MESSAGE: Final = b">3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+_PATTERN_MESSAGE: Final = b">4\r\n$8\r\npmessage\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n"
+"""The two pushes of a message. They are nearly all of a server's output, so they are not encoded part by part."""
 
 
 class ModelRedis(ConnectionCommands):
@@ -93,26 +96,25 @@ class ModelRedis(ConnectionCommands):
         subscribers = self._channels.get(channel)
         if subscribers is not None:
             receivers += len(subscribers)
-            self._deliver(subscribers, [b"message", channel, payload], source)
+            self._deliver(subscribers, _MESSAGE % (len(channel), channel, len(payload), payload), source)
         for pattern, matching in self._patterns.items():
             if compile_glob(pattern).match(channel) is not None:
                 receivers += len(matching)
-                self._deliver(matching, [b"pmessage", pattern, channel, payload], source)
+                parts = (len(pattern), pattern, len(channel), channel, len(payload), payload)
+                self._deliver(matching, _PATTERN_MESSAGE % parts, source)
         return receivers
 
-    def _deliver(self, subscribers: dict[Client, None], parts: list[bytes], source: Client | None) -> None:
-        """Encodes a message once for all its receivers."""
-        push = encode_frame(PushNotification(parts))
+    def _deliver(self, subscribers: dict[Client, None], push: bytes, source: Client | None) -> None:
         for client in subscribers:
             if client.protocol == 2:
-                self._write(client, encode_frame(parts))
+                self._write(client, b"*" + push[1:])
             elif client is source and self.options.push_after_reply:
                 self._late.append(push)
             else:
                 self._write(client, push)
 
     def _publish(self, client: Client, command: Command) -> None:
-        self._reply(client, self.publish(command[1], command[2], client))
+        self._write(client, b":%d\r\n" % self.publish(command[1], command[2], client))
 
     def _subscribe(self, client: Client, command: Command) -> None:
         self._join(client, command[1:], b"subscribe", client.channels, self._channels)
