@@ -562,6 +562,20 @@ def test_messages_held_behind_a_hole_are_kept_while_there_is_no_room() -> None:
     assert found == [b"%d" % number for number in range(2, 8)], "nothing had to be sent again"
 
 
+def test_a_copy_of_a_held_message_takes_its_place() -> None:
+    driver, sub = subscribed(inbox_messages_max=4)
+    arrive(driver, *range(3, 8))
+    driver.advance(DELAY_S)
+    resend(driver, 2)
+    assert sub.overflowed
+    sub.inbox.take()
+    arrive(driver, 6)
+    assert driver.payloads(sub) == [b"3", b"4", b"5", b"6"]
+    driver.router.consumed(sub, driver.now)
+    assert driver.payloads(sub) == [b"7"]
+    assert sub.statistics().held_messages == 0
+
+
 def test_further_holes_of_a_silent_publisher_are_reported_with_the_first() -> None:
     driver, sub = subscribed()
     arrive(driver, 3, 5, 7)

@@ -162,6 +162,7 @@ class Receiver:
                 stream.hole_since = now
             self._overflow(sub, now)
         elif sequence == stream.next:
+            stream.held.pop(sequence, None)
             stream.next += 1
             stream.hole_since = now
             stream.knows(sequence)
