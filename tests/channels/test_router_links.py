@@ -218,6 +218,16 @@ def test_without_heartbeats_the_lease_runs_out_and_publishing_is_held() -> None:
     assert driver.published("s1") == []
 
 
+def test_no_claim_makes_a_lease_longer_than_that_of_the_cluster() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].lease_ms = 2**32 - 1
+    driver.publish(b"tile", b"1")
+    driver.advance(1.0)
+    driver.servers["s1"].silent = True
+    driver.advance(3.5)
+    assert driver.state("s1") is LinkState.STALE
+
+
 def test_a_heartbeat_lets_publishing_go_on_where_it_was_held() -> None:
     driver = RouterDriver()
     driver.publish(b"tile", b"1")

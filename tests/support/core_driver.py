@@ -56,7 +56,8 @@ def of_kind(things: Iterable[object], kind: type[T]) -> list[T]:
 
 
 def ring(version: int, servers: tuple[str, ...], port: int = 7000) -> Ring:
-    return Ring(version, tuple(ServerAddress(server, "127.0.0.1", port + n) for n, server in enumerate(servers)))
+    addresses = tuple(ServerAddress(server, "127.0.0.1", port + n) for n, server in enumerate(servers))
+    return Ring(version, addresses, lease_ms=3000)
 
 
 def channel_at(here: Ring, server: str) -> bytes:

@@ -345,7 +345,11 @@ class Router:
             self._review(link)
 
     def _lease_s(self, lease_ms: int) -> float:
-        return lease_ms / 1000 * (1 - self.limits.clock_drift_max)
+        """How long a lease is believed that a message claims: at most as long as that of the cluster in the signed ring,
+        because the keeper waits no longer before it removes a server."""
+        ring = self._context.book.ring
+        most_ms = ring.lease_ms if ring is not None and ring.lease_ms else 1000 * self.limits.server_lease_s
+        return min(lease_ms, most_ms) / 1000 * (1 - self.limits.clock_drift_max)
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
         """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
