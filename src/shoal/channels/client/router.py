@@ -345,8 +345,8 @@ class Router:
             self._review(link)
 
     def _lease_s(self, lease_ms: int) -> float:
-        """How long a lease is believed that a message claims: at most as long as that of the cluster in the signed ring,
-        because the keeper waits no longer before it removes a server."""
+        """How long a lease is believed that a message claims: at most as long as the cluster's lease in the signed
+        ring, because the keeper waits no longer before it removes a server."""
         ring = self._context.book.ring
         most_ms = ring.lease_ms if ring is not None and ring.lease_ms else 1000 * self.limits.server_lease_s
         return min(lease_ms, most_ms) / 1000 * (1 - self.limits.clock_drift_max)
