@@ -27,9 +27,9 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "basis": (15,),
     "once": (29,),
     "settle": (35,),
-    "fresh_load": (9,),
+    "fresh_load": (12,),
     "guest": (35,),
-    "state_first": (24,),
+    "state_first": (77,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -26,7 +26,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "home_help": (8,),
     "version_in_header": (23,),
     "mark_forwarded": (2,),
-    "all_unended_placements": (23,),
+    "all_unended_placements": (202,),
     "prepare": (8,),
     "widen_before_switch": (8,),
     "narrow_last": (18,),

@@ -10,7 +10,7 @@ from shoal.rules import without
 
 CATCHING = {
     "record_once": (0,),
-    "record_absence": (7,),
+    "record_absence": (17,),
     "record_loss": (6, 8, 9),
     "record_alone": (25,),
     "deletions": (0,),
