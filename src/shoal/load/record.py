@@ -142,13 +142,13 @@ def _write_table(table: UnitTable, body: list[bytes]) -> _TableHead:
     if not rows:
         return _TableHead(kind.name, kind.layout, 0, b"", [])
     widths, counts = bytearray(), [len(table.units.values)]
-    widths.append(_write_numbers(np.diff(table.units.offsets), body))
+    widths.append(_write_numbers(table.units.lengths, body))
     body.append(table.units.values.tobytes())
     for column in kind.columns:
         values = table.columns[column.name]
         if isinstance(values, Ragged):
             counts.append(len(values.values))
-            widths.append(_write_numbers(np.diff(values.offsets), body))
+            widths.append(_write_numbers(values.lengths, body))
             widths.append(_write_numbers(values.values, body, least=1))
         elif column.type is Type.FLOAT:
             body.append(values.astype(_FLOAT, copy=False).tobytes())

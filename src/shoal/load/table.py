@@ -31,7 +31,7 @@ class Ragged:
     def of_lengths(cls, lengths: Numbers, values: Numbers) -> Ragged:
         """Rows with these lengths, one after the other."""
         offsets = np.zeros(len(lengths) + 1, np.int32)
-        np.cumsum(lengths, out=offsets[1:])
+        lengths.cumsum(out=offsets[1:])
         return cls(offsets, values)
 
     @classmethod
@@ -51,16 +51,21 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
+    @property
+    def lengths(self) -> npt.NDArray[np.int32]:
+        """The length of each row."""
+        return self.offsets[1:] - self.offsets[:-1]
+
     def row(self, row: int) -> Numbers:
         """The values of one row."""
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
     def take(self, rows: Ints) -> Ragged:
         """Some rows, in the given order."""
-        lengths = np.diff(self.offsets)[rows]
+        lengths = self.lengths[rows]
         taken = Ragged.of_lengths(lengths, self.values)
-        within = np.arange(taken.offsets[-1]) - np.repeat(taken.offsets[:-1], lengths)
-        return Ragged(taken.offsets, self.values[np.repeat(self.offsets[:-1][rows], lengths) + within])
+        within = np.arange(taken.offsets[-1]) - taken.offsets[:-1].repeat(lengths)
+        return Ragged(taken.offsets, self.values[self.offsets[:-1][rows].repeat(lengths) + within])
 
     def joined(self, other: Ragged) -> Ragged:
         """These rows, then those of another column."""

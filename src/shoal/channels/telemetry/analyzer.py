@@ -133,20 +133,21 @@ class Analyzer:
         named = [*subscribers, *(name for name in numsub if name not in subscribers)]
         blob = b"".join(named)
         offsets = np.zeros(len(named) + 1, np.int32)
-        np.cumsum(np.fromiter(map(len, named), np.int32, len(named)), out=offsets[1:])
+        np.fromiter(map(len, named), np.int32, len(named)).cumsum(out=offsets[1:])
         found = self._scanner.find(padded(blob), offsets)
         active = len(counts.channels)
         row_of = np.full(max(found.max(initial=-1), counts.channels.max(initial=-1)) + 2, -1, np.int64)
         row_of[counts.channels] = np.arange(active)
         activity = row_of[found]  # the index of an unknown channel is -1: the spare last element
         place = np.full(active, -1, np.int64)
-        place[activity[activity >= 0]] = np.flatnonzero(activity >= 0)
-        others = np.flatnonzero(place < 0)
+        known = (activity >= 0).nonzero()[0]
+        place[activity[known]] = known
+        others = (place < 0).nonzero()[0]
         total = len(named) + len(others)
-        place[others] = np.arange(len(named), total)
-        names = Ragged(offsets, np.frombuffer(blob, np.uint8)).joined(
-            Ragged(counts.name_offsets, counts.names).take(others)
-        )
+        names = Ragged(offsets, np.frombuffer(blob, np.uint8))
+        if len(others):
+            place[others] = np.arange(len(named), total)
+            names = names.joined(Ragged(counts.name_offsets, counts.names).take(others))
         registered, direct = np.zeros(total, np.int64), np.zeros(total, np.int64)
         registered[: len(subscribers)] = np.fromiter(map(len, subscribers.values()), np.int64, len(subscribers))
         asked = np.fromiter((numsub.get(name, -1) for name in named), np.int64, len(named))
@@ -189,9 +190,9 @@ class Analyzer:
     def _publishers(self, counts: UnitCounts, rows: _Rows) -> tuple[Numbers, Ragged]:
         """The number of publishers of each channel, and the ids of up to `listed_max` of them."""
         amounts = np.bincount(rows.place[counts.publisher_rows], minlength=rows.total)
-        order = np.argsort(rows.place[counts.publisher_rows], kind="stable")
-        firsts = np.cumsum(amounts) - amounts
-        listed = np.arange(len(order)) - np.repeat(firsts, amounts) < self._listed_max
+        order = rows.place[counts.publisher_rows].argsort(kind="stable")
+        firsts = amounts.cumsum() - amounts
+        listed = np.arange(len(order)) - firsts.repeat(amounts) < self._listed_max
         return amounts, Ragged.of_lengths(np.minimum(amounts, self._listed_max), counts.publishers[order][listed])
 
     def _subscribers(self, rows: _Rows, subscribers: Mapping[bytes, Collection[int]]) -> Ragged:

@@ -133,8 +133,9 @@ class Scenario:
         """Whether everything has settled."""
         raise NotImplementedError
 
-    def finish(self) -> None:
-        """Collects what the checkers need at the end of the run."""
+    def finish(self) -> bool:
+        """Collects what is left at the end of the run; returns whether there was anything for `judge`."""
+        return False
 
     def judge(self) -> Verdict:
         """The verdict on what has happened so far. Called more than once in a run."""
@@ -190,15 +191,18 @@ class Scenario:
         self.active = False
         quiet_at = world.now
         world.run(quiet_at + QUIET_S_MIN)
-        while world.now < LIVENESS_S_MAX and not (
-            self.quiet() and (world.now >= quiet_at + QUIET_S or not self.judge().violations)
-        ):
+        verdict: Verdict | None = None
+        while world.now < LIVENESS_S_MAX:
+            if self.quiet():
+                verdict = self.judge() if world.now < quiet_at + QUIET_S else None
+                if verdict is None or not verdict.violations:
+                    break
             world.run(world.now + LOOK_S)
-        return self._judged()
+        if self.finish() or verdict is None or verdict.violations:
+            verdict = self.judge()
+        return self._judged(verdict)
 
-    def _judged(self) -> Outcome:
-        self.finish()
-        verdict = self.judge()
+    def _judged(self, verdict: Verdict) -> Outcome:
         self.processes.note_failures()
         for failure in self.processes.failures:
             verdict.violate("failure", failure)

@@ -120,7 +120,7 @@ class RedisBase:
     def check_soft_limit(self, client: Client) -> None:
         """Disconnects a client that was above the soft limit for too long. Called by the server's timer."""
         if client.subscriptions:
-            self._check_limits(client)
+            self._check_limits(client, client.counted_bytes())
 
     def _write(self, client: Client, data: bytes) -> None:
         """Appends to a client's output, unless it is being disconnected."""
@@ -132,14 +132,14 @@ class RedisBase:
         self.bytes_out += size
         self.dirty[client] = None
         if client.channels or client.patterns:
-            self._check_limits(client)
+            used = client.output_bytes + client.backlog_bytes() - STATIC_BUFFER_BYTES
+            if used > 0:
+                self._check_limits(client, used)
+            else:
+                client.soft_since = None
 
-    def _check_limits(self, client: Client) -> None:
+    def _check_limits(self, client: Client, used: int) -> None:
         limit = self.options.pubsub_limit
-        used = client.output_bytes + client.backlog_bytes() - STATIC_BUFFER_BYTES
-        if used <= 0:
-            client.soft_since = None
-            return
         over_soft = 0 < limit.soft_bytes < used
         if not over_soft:
             client.soft_since = None

@@ -324,12 +324,14 @@ class App:
             sub.record.ended_at = now
         self.run.count(self)
 
-    def finish(self) -> None:
-        """The end of the run: reads what is left in the inboxes."""
+    def finish(self) -> bool:
+        """The end of the run: reads what is left in the inboxes, and returns whether there was anything."""
+        before = sum(len(sub.record.handed) for sub in self.subs)
         if self.node.up:
             for sub in self.subs:
                 self.process.call(self._drain, sub)
         self.run.count(self)
+        return sum(len(sub.record.handed) for sub in self.subs) > before
 
     # Observing the connections (see `transport.Tap`)
 

@@ -20,6 +20,7 @@ from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease
 from shoal.errors import CoordinatorError
+from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import BEGIN_S, Outcome
@@ -427,11 +428,12 @@ class BalancerRun(MovesRun):
         """The checker of this scenario."""
         return BalancerCheck(self)
 
-    def _judged(self) -> Outcome:
+    def check(self, verdict: Verdict) -> None:
+        """Adds the counters of the balancer to `exercised`."""
+        super().check(verdict)
         self.balance.seen["deposed leader refused"] += self.coordinator.store.refused
         self.exercised[f"policy {self.options.policy}"] += 1
         self.exercised.update(self.balance.seen)
-        return super()._judged()
 
 
 class LeaderClient(ModelClient):

@@ -320,12 +320,12 @@ class ChannelScenario(Scenario):
         if self.shape.lapses:
             self._lapse()
 
-    def finish(self) -> None:
-        """Adds up the counters of applications and agents."""
-        for app in self.apps:
-            app.finish()
+    def finish(self) -> bool:
+        """Reads what is left in the inboxes, and adds up the counters of applications and agents."""
+        read = [app.finish() for app in self.apps]
         for processes in self.agent_processes:
             self._count_agent(processes[-1])
+        return any(read)
 
     def judge(self) -> Verdict:
         """Checks the promise of channels, and that everything has settled."""

@@ -96,8 +96,10 @@ class MovesCheck:
         return known < entry.newness and any(sub.text == name and not sub.record.pattern for sub in app.subs)
 
     def _spoken_at(self, name: str) -> float:
-        """The time of the last message on a channel."""
-        times = [message.called_at for message in self.run.history.messages.values() if message.unit == name]
+        """The time of the last message on a channel. Messages that a publisher took with it when it died may never
+        have reached a server, so only confirmed ones count."""
+        messages = self.run.history.messages.values()
+        times = [message.called_at for message in messages if message.unit == name and message.confirmed_at is not None]
         times += [foreign.sent_at for foreign in self.run.history.foreign if foreign.channel == name]
         return max(times, default=0.0)
 

@@ -69,8 +69,7 @@ class LinkEnd:
 
     def send(self, data: bytes) -> None:
         """Sends bytes. On a connection that has ended they are dropped."""
-        if data:
-            self._out.send(data)
+        self._out.send(data)
 
     def close(self, *, flush: bool = True) -> None:
         """Ends the stream after the bytes sent so far; without `flush`, unsent bytes are dropped first."""
@@ -128,6 +127,7 @@ class Direction:
 
     __slots__ = (
         "_batches",
+        "_cuts",
         "_delay",
         "_ended",
         "_in_flight_bytes",
@@ -135,10 +135,13 @@ class Direction:
         "_late_s",
         "_pump_event",
         "_severed",
+        "_split",
         "_stalled_until",
         "_timeout_event",
         "_unacked",
         "_unsent",
+        "_window_bytes",
+        "_world",
         "blocks",
         "dst",
         "reverse",
@@ -156,6 +159,10 @@ class Direction:
         self.blocks = 0
         self.unsent_bytes = 0
         self._delay = delay
+        self._world = wires.world
+        self._cuts = wires.cuts
+        self._split = wires.options.split_probability
+        self._window_bytes = wires.options.window_bytes
         self._batches: deque[_Batch] = deque()
         self._in_flight_bytes = 0
         self._unsent: deque[bytes] = deque()
@@ -171,10 +178,12 @@ class Direction:
     def send(self, data: bytes) -> None:
         """Accepts bytes from the process at `src`."""
         size = len(data)
+        if not size:
+            return
         if self._severed or not self.src.open:
             self.wires.stats["bytes_lost"] += size
             return
-        if self._unsent or (self._in_flight_bytes + size > self.wires.options.window_bytes):
+        if self._unsent or self._in_flight_bytes + size > self._window_bytes:
             self._unsent.append(data)
             self.unsent_bytes += size
             self.refill()
@@ -187,7 +196,7 @@ class Direction:
         unsent = self._unsent
         if not unsent or self.src.node.paused:
             return
-        window = self.wires.options.window_bytes
+        window = self._window_bytes
         room = window - self._in_flight_bytes
         if room < min(self.unsent_bytes, window // SEGMENTS_PER_WINDOW):
             return
@@ -284,7 +293,7 @@ class Direction:
             self.reverse._check_timeout()
 
     def _transmit(self, data: bytes) -> None:
-        now = self.wires.world.now
+        now = self._world.now
         size = len(data)
         last = self._batches[-1] if self._batches else None
         if last is not None and last.sent == now and last.arrival > now and last.pieces is not None:
@@ -296,58 +305,61 @@ class Direction:
                 arrival = self._last_arrival
             self._last_arrival = arrival
             self._batches.append(_Batch(now, arrival, [data], size, ""))
-            if self._pump_event is None:
-                self._schedule(arrival)
+            if self._pump_event is None and not self.blocks:
+                self._pump_event = self._world.at(arrival, self._pump)
         self._in_flight_bytes += size
         if (self.blocks | self.reverse.blocks) & NETWORK:
             self._check_timeout()
 
     def _schedule(self, time: float) -> None:
         if self._pump_event is None and not self.blocks:
-            self._pump_event = self.wires.world.at(time, self._pump)
+            self._pump_event = self._world.at(time, self._pump)
 
     def _pump(self) -> None:
         """Delivers the first batch, unless delivery is blocked."""
         self._pump_event = None
-        if self.blocks or not self._batches:
+        batches, world = self._batches, self._world
+        if self.blocks or not batches:
             return
-        batch = self._batches[0]
-        if batch.arrival > self.wires.world.now:
+        batch = batches[0]
+        if batch.arrival > world.now:
             self._schedule(batch.arrival)
             return
         data = self._take(batch)
-        if self._batches:
-            self._schedule(self._batches[0].arrival)
+        if batches:
+            self._pump_event = world.at(batches[0].arrival, self._pump)
+        dst = self.dst
         if data is None:
-            self.dst.lose(batch.reason)
+            dst.lose(batch.reason)
         else:
             self._in_flight_bytes -= len(data)
-            self.wires.world.mix(data)
-            if self.dst.open:
-                if self.dst.handler is not None:
-                    self.dst.handler.received(self.dst, data)
+            world.mix(data)
+            if dst.open:
+                if dst.handler is not None:
+                    dst.handler.received(dst, data)
             else:
                 self.wires.stats["bytes_lost"] += len(data)
                 if self.src.open:
                     self.reverse.end("reset")  # the receiving kernel has no process for this connection
-        self.refill()
+        if self._unsent:
+            self.refill()
 
     def _take(self, batch: _Batch) -> bytes | None:
         """The first batch, or sometimes only a part of it; the rest follows later."""
-        pieces = batch.pieces
-        wires = self.wires
-        split = wires.options.split_probability
-        if pieces is not None and len(pieces) == 1:
-            split *= SPLIT_INSIDE
-        if pieces is None or batch.size < 2 or not split or wires.cuts.random() >= split:
+        pieces, split = batch.pieces, self._split
+        if pieces is None:
             self._batches.popleft()
-            if pieces is None:
-                return None
-            return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-        count = wires.cuts.randint(1, batch.size - 1)
+            return None
+        single = len(pieces) == 1
+        if single:
+            split *= SPLIT_INSIDE
+        if batch.size < 2 or not split or self._cuts.random() >= split:
+            self._batches.popleft()
+            return pieces[0] if single else b"".join(pieces)
+        count = self._cuts.randint(1, batch.size - 1)
         data = b"".join(pieces)
         batch.pieces, batch.size = [data[count:]], batch.size - count
-        batch.arrival = wires.world.now + self._delay()
+        batch.arrival = self._world.now + self._delay()
         self._last_arrival = max(self._last_arrival, batch.arrival)
         return data[:count]
 

@@ -92,6 +92,7 @@ class Network:
         self._ends: dict[str, dict[LinkEnd, None]] = {}
         self._dead_ends: dict[str, list[LinkEnd]] = {}
         self._closed_paths: Counter[tuple[str, str]] = Counter()
+        self._delays: dict[tuple[Node, Node], Callable[[], float]] = {}
 
     @property
     def stats(self) -> Counter[str]:
@@ -210,7 +211,10 @@ class Network:
             link.directions(end)[1].unblock(link.DEAD)
 
     def _delay(self, a: Node, b: Node) -> float:
-        return self._delay_between(a, b)()
+        draw = self._delays.get((a, b))
+        if draw is None:
+            draw = self._delays[a, b] = self._delay_between(a, b)
+        return draw()
 
     def _delay_between(self, a: Node, b: Node) -> Callable[[], float]:
         """Draws one-way delays between two nodes."""
@@ -294,7 +298,7 @@ class Network:
             out.refill()
 
     def _datagram_arrives(self, src: str, dst: Node, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-        if dst.up and self.path_open(src, dst.name):
+        if dst.up and not self._closed_paths.get((src, dst.name)):
             dst.call(fn, *args)
         else:
             self.stats["datagrams_lost"] += 1

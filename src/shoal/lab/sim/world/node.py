@@ -112,7 +112,10 @@ class Node:
 
     def call(self, fn: Callable[..., object], *args: Any) -> None:
         """Run `fn(*args)` in the process: now, or at resume if it is paused, unless it crashes first."""
-        self._due(Event(self.world.now, fn, args), fn, args, self.incarnation)
+        if self.paused:
+            self._deferred.append(Event(self.world.now, fn, args))
+        elif self.up:
+            fn(*args)
 
     def pause(self) -> None:
         """The process stops (SIGSTOP): it reads nothing, writes nothing, its timers wait."""

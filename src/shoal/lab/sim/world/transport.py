@@ -140,9 +140,14 @@ class SimTransport(asyncio.Transport):
             protocol.data_received(data)
             return
         while data and not self._closing:
-            buffer = protocol.get_buffer(len(data))
-            count = min(len(buffer), len(data))
-            buffer[:count] = data[:count]
+            size = len(data)
+            buffer = protocol.get_buffer(size)
+            if size <= len(buffer):
+                buffer[:size] = data
+                protocol.buffer_updated(size)
+                return
+            count = len(buffer)
+            buffer[:] = data[:count]
             protocol.buffer_updated(count)
             data = data[count:]
 

@@ -9,12 +9,12 @@ Invariants:
 - Each named stream of random numbers is independent: an additional draw from one stream does not change another.
 """
 
-import heapq
+from array import array
 from asyncio import events
 from collections.abc import Callable
 from hashlib import blake2b
+from heapq import heappop, heappush
 from random import Random
-from struct import Struct
 from typing import Any, Final
 
 import msgspec
@@ -25,8 +25,6 @@ EVENTS_MAX: Final = 5_000_000
 
 UNHASHED_MAX: Final = 512
 """Number of trace pieces that are collected before they are hashed."""
-
-_TIME: Final = Struct("<d")
 
 
 def _error_text(value: object) -> str:
@@ -71,6 +69,7 @@ class World:
         "_hash",
         "_queue",
         "_streams",
+        "_times",
         "_unhashed",
         "_until",
         "events_max",
@@ -95,6 +94,8 @@ class World:
         self._hash = blake2b(digest_size=16)
         self._streams: dict[str, Random] = {}
         self._unhashed: list[bytes] = []
+        self._times = array("d")
+        """When each of the unhashed pieces was added."""
         self._until = 0.0
         self.random = self.rng("world")
 
@@ -110,8 +111,8 @@ class World:
         if time < self.now:
             time = self.now
         event = Event(time, fn, args)
-        self._counter += 1
-        heapq.heappush(self._queue, (time, self._counter, event))
+        self._counter = count = self._counter + 1
+        heappush(self._queue, (time, count, event))
         return event
 
     def after(self, delay_s: float, fn: Callable[..., object], *args: Any) -> Event:
@@ -135,10 +136,9 @@ class World:
 
     def _run(self, until: float) -> None:
         queue = self._queue
-        pop = heapq.heappop
         self._until = until
         while queue and queue[0][0] <= until:
-            time, _, event = pop(queue)
+            time, _, event = heappop(queue)
             fn = event.fn
             if fn is None:
                 continue
@@ -171,12 +171,16 @@ class World:
 
     def mix(self, data: bytes) -> None:
         """Adds something that happened now to the digest."""
-        unhashed = self._unhashed
-        unhashed.append(_TIME.pack(self.now))
-        unhashed.append(data)
-        if len(unhashed) >= UNHASHED_MAX:
-            self._hash.update(b"".join(unhashed))
-            unhashed.clear()
+        self._times.append(self.now)
+        self._unhashed.append(data)
+        if len(self._unhashed) >= UNHASHED_MAX:
+            self._hash_pieces()
+
+    def _hash_pieces(self) -> None:
+        self._hash.update(self._times)
+        self._hash.update(b"".join(self._unhashed))
+        del self._times[:]
+        self._unhashed.clear()
 
     def mix_values(self, *values: Any) -> None:
         """Adds values to the digest: those that msgspec can encode, and errors. Sets have no order and are not
@@ -186,6 +190,5 @@ class World:
     @property
     def digest(self) -> bytes:
         """A hash of everything added so far, with the times."""
-        self._hash.update(b"".join(self._unhashed))
-        self._unhashed.clear()
+        self._hash_pieces()
         return self._hash.digest()
