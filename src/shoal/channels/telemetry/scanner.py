@@ -109,6 +109,7 @@ class Scanner:
         self._buffer = np.zeros(FIRST_BUFFER_BYTES + PADDING_BYTES, np.uint8)
         self._view = self._buffer.data
         self._first_second: int | None = None
+        self._second: int | None = None
         self._observed_bytes = 0
         self._end = 0
         self._used_up = True
@@ -117,19 +118,25 @@ class Scanner:
 
     def feed(self, data: bytes, second: int) -> None:
         """Takes bytes that arrived in `second`."""
+        if second != self._second:
+            self._enter(second)
+        cursor, size = self._cursor, len(data)
+        self._observed_bytes += size
+        at = int(cursor[_AT])
+        rest = self._end - at
+        self._make_room(at, rest, size)
+        self._view[rest : rest + size] = data
+        cursor[_AT] = 0
+        cursor[_END] = self._end = rest + size
+        self._used_up = False
+        if at:
+            cursor[_WALK_AT] -= at
+
+    def _enter(self, second: int) -> None:
         if self._first_second is None:
             self._first_second = second
-        cursor = self._cursor
+        self._second = second
         self._tables.head["second"] = second - self._first_second
-        self._observed_bytes += len(data)
-        at = int(cursor[_AT])
-        rest = int(cursor[_END]) - at
-        self._make_room(at, rest, len(data))
-        self._view[rest : rest + len(data)] = data
-        cursor[_AT] = 0
-        cursor[_END] = self._end = rest + len(data)
-        self._used_up = False
-        cursor[_WALK_AT] -= at
 
     def _make_room(self, at: int, rest: int, more: int) -> None:
         """Moves the unscanned bytes to the front of a buffer with room for `more`."""
@@ -206,6 +213,7 @@ class Scanner:
         """Drops all channels and streams: a new incarnation of the agent begins."""
         self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
         self._observed_bytes = 0
+        self._second = None
 
     def watch_new(self) -> None:
         """Watches every new channel from its first frame on, until `watch` changes that. Channels for which the tables

@@ -98,7 +98,7 @@ class ModelRedis(ConnectionCommands):
             receivers += len(subscribers)
             self._deliver(subscribers, _MESSAGE % (len(channel), channel, len(payload), payload), source)
         for pattern, matching in self._patterns.items():
-            if compile_glob(pattern).match(channel) is not None:
+            if pattern == b"*" or compile_glob(pattern).match(channel) is not None:
                 receivers += len(matching)
                 parts = (len(pattern), pattern, len(channel), channel, len(payload), payload)
                 self._deliver(matching, _PATTERN_MESSAGE % parts, source)
