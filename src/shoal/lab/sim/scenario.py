@@ -31,7 +31,6 @@ BEGIN_S_MAX: Final = 10.0
 FORM_LOOK_S: Final = 0.25
 """The first phase lasts `BEGIN_S`, and longer in a slow world: until participants are ready, which is checked every
 `FORM_LOOK_S`, or until `BEGIN_S_MAX`."""
-CALM_S: Final = 8.0
 QUIET_S_MIN: Final = 4.0
 QUIET_S: Final = 10.0
 LOOK_S: Final = 2.0
@@ -68,6 +67,8 @@ class Scenario:
 
     safety_s = 20.0
     """How long the safety phase lasts."""
+    calm_s = 8.0
+    """How long applications go on in a healthy world after it."""
 
     def __init__(self, seed: int, trace: bool = False) -> None:
         self.world = World(seed, trace=trace)
@@ -186,7 +187,7 @@ class Scenario:
         self.faults_began()
         world.run(BEGIN_S + self.safety_s)
         self.faults.stop()
-        world.run(world.now + CALM_S)
+        world.run(world.now + self.calm_s)
         self.go_on()
         self.active = False
         quiet_at = world.now

@@ -69,6 +69,9 @@ CORNERS: Final = {
 class ChannelsRun(ChannelScenario):
     """One seed of the scenario."""
 
+    calm_s = 7.0
+    """Shorter than in the other scenarios: no move has to end in it."""
+
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""

@@ -18,7 +18,7 @@ from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions
 from shoal.lab.sim.models.resp import CommandReader
-from shoal.lab.sim.scenario import CALM_S, Outcome
+from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
 from shoal.lab.sim.scenarios.moves_operator import Operator
@@ -150,7 +150,7 @@ class MovesRun(ChannelScenario):
             self.watch.seen["plain subscriber"] += 1
         assert self.operator is not None
         self.world.after(BEFORE_MOVES_S, self.operator.start)
-        self.world.after(self.shape.safety_s + CALM_S - LAST_MOVE_S, self._last_move)
+        self.world.after(self.shape.safety_s + self.calm_s - LAST_MOVE_S, self._last_move)
 
     def _last_move(self) -> None:
         self.moving = False
