@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 REACH_S_MAX: Final = 3.0
 """How long to wait for the records to reach the first live messages. After that, the publishers are asked for the
-rest.
+rest. Holes before that are waited for up to `gap_timeout_s`, in which the recorder asks the publishers itself.
 """
 
 PAUSE_S: Final = 0.1
@@ -44,13 +44,13 @@ async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: F
 
     loop = asyncio.get_running_loop()
     history = ChannelHistory(bus.ring.servers, Login(*bus.login), core.name, since_us, bus.archive, bus.runtime)
-    deadline = loop.time() + REACH_S_MAX
+    began, heal_s_max = loop.time(), bus.limits.gap_timeout_s
     while True:
         ends = await asyncio.to_thread(_read, history)
         begins = core.live_from()
-        if loop.time() >= deadline or (
-            _reaches(begins, history.reached(begins), ends) and not await asyncio.to_thread(history.unsettled, begins)
-        ):
+        waited_s = loop.time() - began
+        reaches = waited_s >= REACH_S_MAX or _reaches(begins, history.reached(begins), ends)
+        if reaches and (waited_s >= heal_s_max or not await asyncio.to_thread(history.unsettled, begins, heal_s_max)):
             break
         await asyncio.sleep(PAUSE_S)
         history.follow(bus.ring.servers)

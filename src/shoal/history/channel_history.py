@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
 from shoal.history.entry_decoder import TIME_US_MAX, decode_entries, recorded_ms
 from shoal.history.manifest import Manifest
-from shoal.history.merge import merge_rows
+from shoal.history.merge import HOLE, merge_rows
 from shoal.history.record_reader import BEGINNING, RecordPosition, RecordReader, entry_key, last_position
 from shoal.history.row_selection import take
 from shoal.history.server_reader import Login
@@ -29,11 +29,10 @@ from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.envelope import client_of, stream_id
 from shoal.wire.record_entry import NUMBER_MAX
 
-LATE_S_MAX: Final = 5
-"""How long an agent may take to record a message. A newer message that is missing may still be recorded."""
-
 PLAIN_MAX: Final = 1000
 """Number of plain Redis clients' messages that are compared with those that also arrived live."""
+
+_NUMBERED: Final = ["publisher", "epoch", "sequence", "is_end"]
 
 CLOCKS_S_MAX: Final = 60.0
 """Largest difference between clocks of publishers and servers. Records are read from this much before `since`."""
@@ -172,15 +171,24 @@ class ChannelHistory:
         last = rows.group_by(["publisher", "epoch"], use_threads=False).aggregate([("sequence", "max")])
         return {stream_id(row["publisher"], row["epoch"]): row["sequence_max"] for row in last.to_pylist()}
 
-    def unsettled(self, before: Mapping[int, int]) -> bool:
-        """Whether a message is missing that an agent may still be about to record."""
+    def unsettled(self, before: Mapping[int, int], heal_s_max: float) -> bool:
+        """Whether a message is missing that an agent may still record. An agent that was away records new messages at
+        once and asks their publishers for those before; after `heal_s_max` it records the rest as a gap."""
         table = self.joined(None, before)
-        if not table.num_rows:
+        holes = table.filter(pc.and_(table["is_gap"], pc.equal(pc.fill_null(table["reason"], ""), HOLE)))
+        if not holes.num_rows:
             return False
-        newest = pc.max(table["published_at"])
-        late = pc.less(pc.subtract(newest, table["published_at"]), pa.scalar(LATE_S_MAX * 1_000_000, pa.duration("us")))
-        missing = pc.and_(table["is_gap"], pc.is_valid(table["publisher"]))
-        return bool(pc.any(pc.and_(missing, late)).as_py())
+        newest = pc.max(self._rows["recorded_at"])
+        age = pc.subtract(newest, self._rows["recorded_at"])
+        new = self._rows.filter(pc.less(age, pa.scalar(int(heal_s_max * 1_000_000), pa.duration("us"))))
+        given_up = new.filter(new["is_gap"]).to_pylist()
+        found = new.filter(pc.greater(pc.fill_null(new["sequence"], 0), 0)).select(_NUMBERED).to_pylist()
+        behind = {(row["publisher"], row["epoch"], row["sequence"] + row["is_end"]) for row in found}
+        return any(
+            (hole["publisher"], hole["epoch"], hole["gap_to"] + 1) in behind
+            and not any(_covers(gap, hole) for gap in given_up)
+            for hole in holes.to_pylist()
+        )
 
     def ended(self) -> set[int]:
         """The streams whose end was read."""
@@ -209,6 +217,12 @@ class ChannelHistory:
         if until_us is not None:
             kept = pc.and_(kept, pc.less(table["published_at"], pa.scalar(until_us, pa.int64()).cast(TIME)))
         return table.filter(kept)
+
+
+def _covers(gap: Mapping[str, Any], hole: Mapping[str, Any]) -> bool:
+    """Whether an agent has recorded as missing what is missing."""
+    same = (gap["publisher"], gap["epoch"]) == (hole["publisher"], hole["epoch"])
+    return same and (gap["gap_from"] or 1) <= hole["gap_from"] and (gap["gap_to"] or NUMBER_MAX) >= hole["gap_to"]
 
 
 def _before(rows: pa.Table, before: Mapping[int, int]) -> pa.Table:

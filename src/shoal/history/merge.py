@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from shoal.history.row_selection import take
 from shoal.history.table import SCHEMA, dedupe
 
-_HOLE: Final = "no record has it"
+HOLE: Final = "no record has it"
 _TIME: Final = SCHEMA.field("published_at").type
 
 Numbers = npt.NDArray[np.int64]
@@ -92,7 +92,7 @@ class _Streams:
         """A gap at the place of the message in a row."""
         at = int(self.times[row])
         place = {name: self._heard[name][row].as_py() for name in ("channel", "publisher", "epoch")}
-        return {**place, "is_gap": True, "gap_from": first, "gap_to": last, "reason": _HOLE, "at": at}
+        return {**place, "is_gap": True, "gap_from": first, "gap_to": last, "reason": HOLE, "at": at}
 
     def missing(self, claims: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Recorded gaps that no record fills and that are not holes: those before the first message of a stream and
