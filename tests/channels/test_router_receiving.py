@@ -679,6 +679,50 @@ def test_an_agent_that_was_not_there_cannot_name_everybody() -> None:
     assert [(gap.channel, gap.publisher, gap.last) for gap in gaps] == [("tile", None, None)]
 
 
+def test_an_agent_without_room_cannot_name_everybody() -> None:
+    """The subscription was away, and its server has more publishers than its agent has room for. Those that are not
+    listed may have published meanwhile: the one that is known is asked, and for the others there is a gap."""
+    driver, sub = subscribed()
+    here = driver.servers["s1"]
+    here.streams.clear()
+    here.complete = False
+    driver.lose("s1")
+    driver.play()
+    (gap,) = driver.gaps(sub)
+    assert (gap.channel, gap.publisher, gap.last) == ("tile", None, None)
+    assert gap.reason == "the agent of server s1 has no room for all publishers; some are unknown"
+    driver.advance(TIMEOUT_S + 0.1)
+    assert [(gap.publisher, gap.first, gap.last) for gap in driver.gaps(sub)] == [(OTHER, 2, None)]
+
+
+def test_an_agent_without_room_takes_nothing_from_a_new_subscription() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].complete = False
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 7, b"7")
+    driver.advance(TIMEOUT_S * 2)
+    assert driver.payloads(sub) == [b"7"]
+
+
+def test_after_a_lapsed_lease_an_unknown_stream_may_have_begun_elsewhere() -> None:
+    """The server may have left the ring and come back, while publishers used the others."""
+    driver, sub = subscribed()
+    driver.advance(4.0, heartbeats=False)
+    assert driver.counters.stale_links == 1
+    driver.advance(2.0)
+    driver.message("s1", TILE, STREAM + 1, 3, b"3")
+    assert driver.payloads(sub) == []
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(1, 2)]
+
+
+def test_a_process_that_was_suspended_notices_the_lapsed_lease_before_the_messages() -> None:
+    driver, sub = subscribed()
+    driver.now += 4.0
+    driver.message("s1", TILE, STREAM + 1, 3, b"3")
+    assert driver.payloads(sub) == []
+
+
 def test_a_lapsed_stream_that_speaks_again_goes_on_from_there() -> None:
     driver, sub = subscribed()
     restart_server(driver, absent={(TILE, STREAM): 1})

@@ -104,6 +104,7 @@ class StandIn:
     ring_version: int = 1
     ring: bytes = b""
     remembers: bool = True
+    complete: bool = True
     since: int = 0
     quiet_s: int = 0
     silent: bool = False
@@ -140,6 +141,7 @@ class StandIn:
             self.incarnation,
             entry=entry,
             remembers=self.remembers,
+            complete=self.complete,
             since=self.since,
             streams=streams,
             absent=absent,

@@ -14,6 +14,7 @@ CATCHING = {
     "record_loss": (6, 8, 9),
     "record_alone": (179,),
     "deletions": (0,),
+    "unbroken": (257,),
 }
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""
 KINDS: dict[str, str | tuple[str, ...]] = {
@@ -22,6 +23,7 @@ KINDS: dict[str, str | tuple[str, ...]] = {
     "record_loss": "silent",
     "record_alone": ("recorded twice", "silent"),
     "deletions": "recorded unmarked",
+    "unbroken": "lost",
 }
 SEARCH_SEEDS_MAX = 25
 

@@ -38,6 +38,7 @@ from shoal.wire.envelope import (
 DEDUPE: Final = rule("dedupe", "A sequence number below the next expected one is a duplicate and is dropped.")
 ORDER: Final = rule("order", "A message after a hole waits until the hole is healed or reported.")
 HEAL: Final = rule("heal", "A hole is requested from its publisher before it is reported.")
+UNBROKEN: Final = rule("unbroken", "After a lapsed lease, an unknown stream is expected from its first number.")
 BASELINE: Final = rule("baseline", "A new subscription starts at the positions of the streams that the agent names.")
 
 
@@ -138,10 +139,13 @@ class Receiver:
     def _meet(
         self, sub: SubscriptionCore, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
     ) -> StreamIn:
-        """A stream that no agent listed. On one unbroken connection, by a placement that this client uses, its first
-        message here is the first that is owed; otherwise it may have begun elsewhere after the subscription did, and
-        everything from 1 is owed."""
-        expected = sub.undivided and any(version == known.version for known in self._context.book.subscribed(chan.name))
+        """A stream that no agent listed. On one unbroken connection to a server that was always in the ring, by a
+        placement that this client uses, its first message here is the first that is owed; otherwise it may have begun
+        elsewhere after the subscription did, and everything from 1 is owed."""
+        link = self._context.links.get(server)
+        lapsed = link is not None and link.lapsed(now) and UNBROKEN in self._context.rules
+        unbroken = sub.undivided and not lapsed
+        expected = unbroken and any(version == known.version for known in self._context.book.subscribed(chan.name))
         first = chan.begins(stream_id, heard if expected else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
@@ -286,11 +290,19 @@ class Receiver:
             stream.next = number + 1
         chan.lapse(stream)
 
-    def report_unknown(self, sub: SubscriptionCore, server: str) -> None:
+    def report_unwatched(self, sub: SubscriptionCore, server: str) -> None:
         """No agent watched a server while this subscription was away: a publisher that began and died meanwhile is
         unknown."""
-        self._context.counters.open_gaps += 1
         reason = f"no agent watched server {server} for a while; publishers that began and died then are unknown"
+        self._report_unknown(sub, reason)
+
+    def report_unlisted(self, sub: SubscriptionCore, server: str) -> None:
+        """An agent cannot list all publishers of its server: one that died while this subscription was away is
+        unknown."""
+        self._report_unknown(sub, f"the agent of server {server} has no room for all publishers; some are unknown")
+
+    def _report_unknown(self, sub: SubscriptionCore, reason: str) -> None:
+        self._context.counters.open_gaps += 1
         sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
         self._notify(sub)
 

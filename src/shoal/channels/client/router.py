@@ -368,10 +368,11 @@ class Router:
         self._context.touch(link)
 
     def _lease_due(self, link: ServerLink, now: float) -> None:
-        if link.state is states.LinkState.USABLE and now >= link.usable_until:
+        if link.lapsed(now):
             self.counters.stale_links += 1
             link.step("lease over")
             self._publisher.link_stale(link)
+            self._subscriber.link_stale(link)
             self._context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
@@ -412,6 +413,7 @@ class Router:
 
     def _broadcast(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         if isinstance(message, control.Heartbeat) and message.server == link.server:
+            self._lease_due(link, now)
             link.heartbeat_heard(number, message, self._lease_s(message.lease_ms))
             self._take_heartbeat(link, message.ring_version, now)
         elif isinstance(message, control.Resync) and message.server == link.server:
@@ -430,6 +432,7 @@ class Router:
             case control.Welcome():
                 if message.ring and message.ring_version > self._context.book.version:
                     self.ring(message.ring, now)
+                self._lease_due(link, now)
                 if link.welcomed(number, message, self._lease_s(message.lease_ms)):
                     self._take_heartbeat(link, message.ring_version, now)
             case control.Answer():

@@ -161,6 +161,10 @@ class ServerLink:
         """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
         self.usable_until = max(self.usable_until, since + lease_s)
 
+    def lapsed(self, now: float) -> bool:
+        """Whether the lease is over and that was not noticed yet, for example because this process was suspended."""
+        return self.state is states.LinkState.USABLE and now >= self.usable_until
+
     def reset(self) -> None:
         """The connection is lost, and everything in flight with it."""
         self.outbox.clear()

@@ -12,7 +12,7 @@ from typing import Final
 from shoal.channels import states
 from shoal.channels.client.context import Context
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.receiver import Receiver
+from shoal.channels.client.receiver import UNBROKEN, Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscription import SubscribedServer, SubscriptionCore, Wanted
 from shoal.channels.timers import patience
@@ -296,14 +296,20 @@ class Subscriber:
             self._check_in_force(sub, now)
             return
         if not site.incarnation and self._is_unheard(site, answer.since):
-            self._receiver.report_unknown(sub, site.server)
+            self._receiver.report_unwatched(sub, site.server)
         another, restarted = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
         heard = {(channel, stream) for channel, stream, _, _ in answer.streams}
         for listed in (*answer.streams, *(answer.absent if another else ())):
             self._receiver.evidence(sub, listed, site.server, now)
         if restarted:
-            self._agent_restarted(site, answer, heard, now)
+            self._context.counters.restarts_seen += 1
+        if restarted or not answer.complete:
+            self._doubt_unlisted(site, heard, now)
+        if not answer.complete:
+            self._receiver.report_unlisted(sub, site.server)
+        elif restarted and not answer.remembers:
+            self._receiver.report_unwatched(sub, site.server)
         self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
@@ -316,23 +322,18 @@ class Subscriber:
         between = ring.memberships(site.known + 1, since)
         return site.server in self._belonged(site.sub, between, site.server)
 
-    def _agent_restarted(
-        self, site: SubscribedServer, answer: control.Answer, heard: set[tuple[bytes, int]], now: float
-    ) -> None:
-        """While this client was not connected, the agent lost its connection too, or the server restarted. Streams that
-        have not been heard since are in doubt."""
+    def _doubt_unlisted(self, site: SubscribedServer, heard: set[tuple[bytes, int]], now: float) -> None:
+        """While this client was not connected, the agent lost its connection too, or the server restarted, or the
+        agent's tables are full. Streams that it does not list are in doubt."""
         sub = site.sub
-        self._context.counters.restarts_seen += 1
         for chan, stream_in in sub.all_streams():
             if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
                 self._receiver.doubt(sub, chan, stream_in, now)
-        if not answer.remembers:
-            self._receiver.report_unknown(sub, site.server)
 
     def _report_server_loss(self, sub: SubscriptionCore, server: str, now: float) -> None:
         """A server has left the ring while this subscription was on it: its streams are in doubt."""
         self._doubt_streams(sub, server, now)
-        self._receiver.report_unknown(sub, server)
+        self._receiver.report_unwatched(sub, server)
 
     def report_missed(self, known: Ring) -> None:
         """A new ring has come. A server that joined and left again since the previously known ring may have carried
@@ -344,7 +345,7 @@ class Subscriber:
             if not sub.in_force:
                 continue
             for server in self._passed(sub, between, {*known.ids, *ring.ids}):
-                self._receiver.report_unknown(sub, server)
+                self._receiver.report_unwatched(sub, server)
 
     def _passed(self, sub: SubscriptionCore, between: tuple[Members, ...] | None, stayed: set[str]) -> list[str]:
         """The servers that came and went on which a subscription should have been meanwhile."""
@@ -380,6 +381,12 @@ class Subscriber:
             if site.state is states.SiteState.WAITING:
                 self._ask(site, now)
         self._context.repeat_byes(link)
+
+    def link_stale(self, link: ServerLink) -> None:
+        """The lease is over: the server may leave the ring and come back while publishers use the others."""
+        for site in link.sites:
+            if site.sub.in_force and UNBROKEN in self._context.rules:
+                site.sub.whole = False
 
     def link_lost(self, link: ServerLink, now: float) -> None:
         """A connection is lost: every site asks again when it is back. Messages to the agent may be lost with it, or

@@ -92,10 +92,10 @@ class SubscriptionCore:
     """A subscription of the application.
 
     `in_force` becomes true once, when the agents of all its servers have answered. Messages that arrive before wait in
-    `early`. `whole` says that no connection has been lost since: then the first message of a stream on a server is the
-    first that it sent since the subscription came into force. What an agent heard before `owed_from` is not owed.
-    Messages that are not `wanted` count as received, but are not delivered. `healing` is the number of streams that had
-    missing messages when the inbox last had room again: they share the room.
+    `early`. `whole` says that no connection has been lost since, and no lease was over: then the first message of a
+    stream on a server is the first that it sent since the subscription came into force. What an agent heard before
+    `owed_from` is not owed. Messages that are not `wanted` count as received, but are not delivered. `healing` is the
+    number of streams that had missing messages when the inbox last had room again: they share the room.
     """
 
     __slots__ = (
