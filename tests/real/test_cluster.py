@@ -27,7 +27,7 @@ from shoal.balance.balancer_options import BalancerOptions
 from shoal.cli import main
 from shoal.cluster import background, parts, process
 from shoal.cluster.acl import ADMIN, CLIENT
-from shoal.cluster.child import Child
+from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import request
 from shoal.cluster.host_launchers import HostLauncher
@@ -392,3 +392,23 @@ def test_a_start_that_fails_says_why_and_leaves_nothing(directory: StateDir) -> 
     with pytest.raises(ClusterError, match=r"(?s)did not start.*agent-s1 crashes again.*I am too tired"):
         background.up(directory, 1, template)
     assert not directory.root.exists()
+
+
+async def test_a_full_disk_does_not_end_the_supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state file cannot be written: a process that dies is restarted all the same, and the file follows later."""
+
+    def fail(directory: StateDir, state: ClusterState) -> None:
+        raise OSError(28, "No space left on device")
+
+    async with LocalCluster(1, tmp_path / "state", timing=TIMING, agents=False) as cluster:
+
+        def coordinator() -> ChildStatus:
+            return next(child for child in cluster.status().processes if child.name == "coordinator")
+
+        with monkeypatch.context() as disk:
+            disk.setattr(StateDir, "write", fail)
+            for restarts in (1, 2):
+                await cluster.kill("coordinator")
+                await until(lambda: coordinator().restarts == restarts, "the coordinator runs again")  # noqa: B023
+        now = cluster.state.coordinator
+        await until(lambda: find_cluster(tmp_path / "state").coordinator == now, "the file is written")

@@ -43,6 +43,7 @@ from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.logs import get_log
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
@@ -50,6 +51,11 @@ from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
 _READY_POLL_S: Final = 0.02
+
+_STATE_RETRY_S: Final = 1.0
+"""How long to wait before the state file is written again after an error."""
+
+_log: Final = get_log(__name__)
 _NO_VIEW: Final = KeeperView(False, False, (), None, "the ring keeper does not run")
 
 
@@ -113,6 +119,8 @@ class LocalCluster:
         self._directory: StateDir | None = None
         self._lock: Lock | None = None
         self._started = False
+        self._unwritten = False
+        """Whether the state file lacks the last change."""
         self._stack = contextlib.AsyncExitStack()
         self.ended = asyncio.Event()
         """Set when the end of the cluster was requested."""
@@ -287,7 +295,7 @@ class LocalCluster:
         self._passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
         self._signer = self._new_key()
         self._fleet = fleet = Fleet(
-            directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._write_state
+            directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._note_change
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         await fleet.start_coordinator()
@@ -374,10 +382,27 @@ class LocalCluster:
         return view.ring is not None and set(self._running.ids) <= {*view.ring.ids} & {*view.leases}
 
     def _write_state(self) -> None:
-        """Updates the state file after a change of the processes. Nothing is written before all servers have
-        started."""
+        """Updates the state file. Nothing is written before all servers have started."""
         if self._started:
             self.directory.write(self.state)
+            self._unwritten = False
+
+    def _note_change(self) -> None:
+        """Updates the state file after a change of the processes. Processes are supervised even if the disk is full:
+        then it is written later."""
+        try:
+            self._write_state()
+        except OSError as error:
+            if not self._unwritten:
+                _log.error(
+                    "state file not written, retrying", why=str(error), do="check the disk of the state directory"
+                )
+            self._unwritten = True
+            asyncio.get_running_loop().call_later(_STATE_RETRY_S, self._write_again)
+
+    def _write_again(self) -> None:
+        if self._unwritten and self._started:
+            self._note_change()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:
