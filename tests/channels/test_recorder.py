@@ -241,6 +241,39 @@ def test_a_restarted_agent_goes_on_and_asks_for_what_it_missed() -> None:
     assert [gap.stream for gap in store.gaps()] == [0]
 
 
+def test_a_recorder_that_dies_before_it_has_healed_leaves_that_to_the_next() -> None:
+    store = Store()
+    Driver(store).publish(1, 2, 3)
+    Driver(store, instance=78).publish(7, 8)
+    assert store.numbers() == [1, 2, 3, 7, 8], "it had not asked yet"
+    third = Driver(store, instance=79)
+    third.advance(LIMITS.heal_delay_s)
+    assert third.asked() == [(4, 6)]
+    third.resend(4, 5, 6, floor=1, first=4)
+    third.publish(9)
+    assert store.numbers() == [1, 2, 3, 7, 8, 4, 5, 6, 9]
+    third.advance(60)
+    assert third.asked() == []
+    assert not [gap for gap in store.gaps() if gap.stream]
+
+
+def test_what_one_recorder_has_healed_or_given_up_is_not_asked_for_by_the_next() -> None:
+    store = Store()
+    Driver(store).publish(1, 2, 3)
+    second = Driver(store, instance=78)
+    second.publish(7, 8)
+    second.advance(LIMITS.heal_delay_s)
+    second.resend(floor=5, first=4)
+    second.resend(5, 6, floor=5, first=5)
+    assert store.numbers() == [1, 2, 3, 7, 8, 5, 6]
+    third = Driver(store, instance=79)
+    third.publish(9)
+    third.advance(60)
+    assert third.asked() == []
+    assert store.numbers() == [1, 2, 3, 7, 8, 5, 6, 9]
+    assert [(gap.first, gap.last) for gap in store.gaps() if gap.stream] == [(4, 4)]
+
+
 def test_what_a_publisher_has_no_more_is_a_gap() -> None:
     store = Store()
     Driver(store).publish(1)

@@ -145,15 +145,14 @@ class ChannelRecord:
 
     def _go_on(self, now: float) -> None:
         """The end of the record is known: takes the held messages."""
-        newest_ms = self._learn(self._tail.entries)
+        newest_ms = self._learn(self._tail.entries, now)
         self.step("end read")
         if not self._tail.entries and (self._lost or not self._begun):
             self._begin()
         elif RECORD_ABSENCE in self._rules:
             self._broken = True
             self._doubt_until = now + self._host.limits.gap_timeout_s
-            for stream in self._streams.values():
-                stream.doubted = not stream.ended
+            self._doubt()
             self._write_gap(RecordedGap(0, 0, 0, _AWAY, newest_ms))
         self._write_streams()
         held, self._held = self._held, []
@@ -168,9 +167,16 @@ class ChannelRecord:
         self._wait(now)
         self._opened()
 
-    def _learn(self, entries: list[Any]) -> int:
-        """Takes the content of the last entries; returns when the newest was written."""
+    def _doubt(self) -> None:
+        """There was an absence."""
+        for stream in self._streams.values():
+            stream.doubted = not stream.ended
+
+    def _learn(self, entries: list[Any], now: float) -> int:
+        """Takes the content of the last entries; returns when the newest was written. After an absence the recorder
+        before may have died too before it had all that it owed: that is still owed."""
         newest_ms = 0
+        away = False
         for entry in reversed(entries):
             try:
                 number, said = read_entry(entry[1])
@@ -180,22 +186,38 @@ class ChannelRecord:
                 continue
             self._writer.number = max(self._writer.number, number)
             if isinstance(said, RecordedMessage):
-                self._learn_message(said)
+                self._learn_message(said, now)
             elif isinstance(said, list):
                 for stream, last in said:
-                    known = self._streams.setdefault(stream, RecordedStream(last & ~ENDED))
+                    known = self._streams.get(stream)
+                    if known is None:
+                        known = self._streams[stream] = RecordedStream(last & ~ENDED)
+                        known.doubted = away and not last & ENDED
                     known.ended = bool(last & ENDED)
-            elif said.last and said.stream in self._streams:
-                self._streams[said.stream].last = max(self._streams[said.stream].last, said.last)
+            elif said.stream in self._streams:
+                self._learn_gap(self._streams[said.stream], said)
+            elif said.reason == _AWAY and RECORD_ABSENCE in self._rules:
+                away = True
+                self._doubt()
         return newest_ms
 
-    def _learn_message(self, said: RecordedMessage) -> None:
+    def _learn_message(self, said: RecordedMessage, now: float) -> None:
         if said.stream:
             stream = self._streams.setdefault(said.stream, RecordedStream(said.sequence - 1))
             if said.is_end:
                 stream.ended = True
-            else:
-                stream.hear(said.sequence)
+                return
+            if stream.doubted:
+                stream.owe(stream.last + 1, said.sequence - 1, now)
+            stream.hear(said.sequence)
+            stream.pay(said.sequence)
+
+    @staticmethod
+    def _learn_gap(stream: RecordedStream, said: RecordedGap) -> None:
+        stream.doubted = False
+        stream.last = max(stream.last, said.last)
+        if said.first <= stream.owed:
+            stream.give_up(said.last)
 
     def _begin(self) -> None:
         """There is no record yet: earlier messages are not in it, and not missing from it."""
