@@ -394,15 +394,21 @@ class LocalCluster:
             self._write_state()
         except OSError as error:
             if not self._unwritten:
+                self._unwritten = True
                 _log.error(
                     "state file not written, retrying", why=str(error), do="check the disk of the state directory"
                 )
-            self._unwritten = True
-            asyncio.get_running_loop().call_later(_STATE_RETRY_S, self._write_again)
+                self._write_later()
+
+    def _write_later(self) -> None:
+        asyncio.get_running_loop().call_later(_STATE_RETRY_S, self._write_again)
 
     def _write_again(self) -> None:
         if self._unwritten and self._started:
-            self._note_change()
+            try:
+                self._write_state()
+            except OSError:
+                self._write_later()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

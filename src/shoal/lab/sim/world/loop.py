@@ -227,8 +227,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             return
         if self._turning:
             raise RuntimeError("a turn of this loop is under way")
-        world = self._world
-        outer = None if world.running else events._get_running_loop()
+        outer = None if self._world.running else events._get_running_loop()
         self._turning = True
         self._now_ms = int(self.node.clock() * 1000)
         events._set_running_loop(self)
@@ -237,7 +236,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         except Exception as error:
             self._failed(error)
         self._end_turn()
-        if not world.running:
+        if not self._world.running:
             events._set_running_loop(outer)
 
     def kill(self) -> None:

@@ -298,7 +298,7 @@ class Network:
             out.refill()
 
     def _datagram_arrives(self, src: str, dst: Node, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-        if dst.up and not self._closed_paths.get((src, dst.name)):
+        if dst.up and self.path_open(src, dst.name):
             dst.call(fn, *args)
         else:
             self.stats["datagrams_lost"] += 1
