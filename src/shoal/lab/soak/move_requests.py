@@ -28,7 +28,7 @@ from shoal.lab.soak.outcome import SoakOptions
 from shoal.lab.soak.plan_follower import PlanFollower, followed
 from shoal.lab.soak.round_log import MoveRequested, Note, RequestRemoved, RoundLog
 from shoal.plan import keys
-from shoal.plan.move_request import MoveRequest, encode_request
+from shoal.plan.move_request import MoveRequest, decode_request, encode_request
 from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
 
@@ -54,6 +54,8 @@ class MoveRequester(PlanFollower):
         self._members = members
         self._random = rng
         self._has_requested_all = False
+        self._newest: dict[str, str] = {}
+        self._seen: dict[str, str] = {}
         self.places: PlainPlaces | None = None
         """Where plain clients should be."""
 
@@ -83,6 +85,7 @@ class MoveRequester(PlanFollower):
             last = self.ledger.last(channel)
             self.counts["move during a move"] += last is not None and last.fate is Fate.OPEN
             self.counts["move asked eagerly" if request.eager else "move asked lazily"] += 1
+            self._newest[channel] = request.id
             self.take(MoveRequested(channel, request.mode, request.servers, request.eager, at))
         try:
             await self._coordinator.write_all(
@@ -105,10 +108,18 @@ class MoveRequester(PlanFollower):
         return MoveRequest(move.channel.encode(), servers, move.mode, move.eager, secrets.token_hex(4))
 
     def _requested(self, data: bytes) -> None:
-        """Ignores requests: all are made here, and were logged before."""
+        """Remembers which request the watch has seen: all are made here, and were logged before."""
+        request = decode_request(data)
+        self._seen[request.unit.decode()] = request.id
+
+    def _removed(self, channel: str) -> None:
+        """Logs that the newest request of a channel is gone. A new request is logged before it is written, so the news
+        that the one before is gone may come later than that."""
+        if self._seen.get(channel) == self._newest.get(channel):
+            super()._removed(channel)
 
     async def _look_for_removed(self) -> None:
-        """Finds requests that were removed so soon that the watch has missed them."""
+        """Finds requests that were removed so soon that the watch has not seen them."""
         try:
             requests = await self._coordinator.list(keys.moves_prefix())
         except CoordinatorError:

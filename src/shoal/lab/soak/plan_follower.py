@@ -140,9 +140,13 @@ class PlanFollower:
         if channel is None:
             return
         if change.now is None:
-            self.take(RequestRemoved(channel.decode(), monotonic()))
+            self._removed(channel.decode())
         else:
             self._requested(change.now.value)
+
+    def _removed(self, channel: str) -> None:
+        """Logs that a request is gone."""
+        self.take(RequestRemoved(channel, monotonic()))
 
     def _requested(self, data: bytes) -> None:
         """Logs a move that was requested elsewhere."""
