@@ -7,7 +7,7 @@ One precedence everywhere: flags, then environment (`SHOAL_*`), then the file (T
     file          state_dir = "DIR"               [limits] inbox_messages_max = 1000
 
 A nested record is a table of the file, and its name is a prefix of keys and variables: `limits`, `balance` (for the
-policies) and `balancer`.
+policies), `balancer` and `tls`.
 
 Owns the record `Settings`, reading the three sources, and the error messages for invalid values. It never uses the
 settings, and never parses the command line (which passes its flags as a mapping). Unknown keys are an error in every
@@ -33,12 +33,15 @@ from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.settings import BalanceSettings
 from shoal.errors import ConfigError
 from shoal.limits import Limits
+from shoal.wire import tls as tls_table
+from shoal.wire.tls import TlsSettings
 
 ENV_PREFIX: Final = "SHOAL_"
 TABLES: Final[Mapping[str, type[msgspec.Struct]]] = {
     "limits": Limits,
     "balance": BalanceSettings,
     "balancer": BalancerOptions,
+    "tls": TlsSettings,
 }
 """Settings that are nested records."""
 
@@ -46,6 +49,7 @@ PUBLIC: Final[Mapping[str, frozenset[str]]] = {
     "limits": limits_table.PUBLIC,
     "balance": balance_table.PUBLIC,
     "balancer": balancer_table.PUBLIC,
+    "tls": tls_table.PUBLIC,
 }
 """Settings of each table that users may need to change. The others are internal: they can be set, but may change
 between versions.
@@ -70,7 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All settings. To add a setting, add a field here."""
 
     coordinator: str = ""
-    """`shoal://host:port` of the coordinator; empty means the local cluster of `state_dir`."""
+    """`shoal://host:port` of the coordinator, `shoals://host:port` with TLS; empty means the local cluster of
+    `state_dir`."""
 
     state_dir: str = ""
     """State directory of a local cluster; empty means `default_state_dir()`."""
@@ -80,6 +85,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     servers: int = 3
     """Number of servers in a local cluster."""
+
+    local_tls: bool = False
+    """Whether `shoal up` starts the local cluster with TLS."""
 
     log_level: Literal["debug", "info", "warning", "error"] = "warning"
     """Lowest level that is logged."""
@@ -99,9 +107,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     balancer: BalancerOptions = BalancerOptions()
     """Options of the balancer, see `shoal.balance.balancer_options`."""
 
+    tls: TlsSettings = TlsSettings()
+    """TLS files that the cluster's address leaves out, see `shoal.wire.tls`."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid."""
-        if self.coordinator and not self.coordinator.startswith("shoal://"):
+        if self.coordinator and not self.coordinator.startswith(("shoal://", "shoals://")):
             raise ConfigError(f"coordinator is {self.coordinator!r}", do="write it as shoal://host:port")
         if not 1 <= self.servers <= 1000:
             raise ConfigError(f"servers is {self.servers}", do="give a number from 1 to 1000")
@@ -110,6 +121,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self.limits.validate()
         self.balance.validate()
         self.balancer.validate()
+        self.tls.validate()
 
     @property
     def state_path(self) -> Path:

@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
+    │   ├── TlsError                        no trusted TLS connection: files, certificates, or a side without TLS
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
@@ -81,6 +82,11 @@ class AuthenticationError(ConnectError):
 
 class ServerTooOldError(ConnectError):
     """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
+
+
+class TlsError(ConnectError):
+    """No TLS connection that both sides trust: unusable files, a certificate that one side refuses, or one side that
+    does not use TLS. Trying again does not help before `do` was done."""
 
 
 class ClusterNotFoundError(ConnectError):

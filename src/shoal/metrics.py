@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import errno
 import heapq
+import ssl
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -173,9 +174,18 @@ def _by_count(item: tuple[bytes, float]) -> float:
 
 
 class MetricsPage:
-    """The registry over HTTP on the loopback interface, until `close`. Port 0 chooses a free port."""
+    """The registry over HTTP on the loopback interface, until `close`. Port 0 chooses a free port. With `tls`, which
+    gives the context for the next connection, it is over HTTPS."""
 
-    def __init__(self, port: int, *, registry: CollectorRegistry = REGISTRY) -> None:
+    def __init__(
+        self,
+        port: int,
+        *,
+        registry: CollectorRegistry = REGISTRY,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        if tls is not None:
+            tls()  # raises if the certificate is unusable
         self._server: WSGIServer
         self._thread: threading.Thread
         try:
@@ -186,8 +196,24 @@ class MetricsPage:
             raise PortInUseError(
                 f"port {port} for metrics is in use", do="set metrics_port to a free port, or to 0 for no metrics page"
             ) from None
+        if tls is not None:
+            self._encrypt(tls)
         self.port: int = self._server.server_port
         """The actual port."""
+
+    def _encrypt(self, tls: Callable[[], ssl.SSLContext]) -> None:
+        """Put TLS on each connection. The handshake happens in the connection's own thread, at its first read."""
+        listener = self._server.socket
+
+        def get_request() -> tuple[ssl.SSLSocket, Any]:
+            connection, peer = listener.accept()
+            try:
+                return tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False), peer
+            except BaseException:
+                connection.close()
+                raise
+
+        self._server.get_request = get_request  # type: ignore[method-assign]
 
     def close(self) -> None:
         """Stop listening. Returns when the port is free again."""

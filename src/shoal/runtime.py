@@ -7,19 +7,28 @@ shell runs in production and, on virtual time, in the simulator.
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from shoal.coordination.interface import Coordinator
 from shoal.wire.address_book import AddressBook, Endpoint
-from shoal.wire.dial import Dial, tcp
+from shoal.wire.dial import Dial, find_mismatch, over_tls, tcp
+from shoal.wire.tls import TlsSettings, from_environment
 
 TIMER_GRAIN_S: Final = 0.000_5
 """How much later than requested a shell arms its timers. uvloop rounds delays to milliseconds. Without the margin a
 timer can fire early; the core then finds nothing due, and the loop spins until the timer is due."""
+
+
+MISMATCH_CHECK_S: Final = 0.5
+"""How long a coordinator may be silent before it is checked whether only one side uses TLS."""
+
+T = TypeVar("T")
 
 
 class ConnectCoordinator(Protocol):
@@ -30,9 +39,36 @@ class ConnectCoordinator(Protocol):
 
 
 async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordinator:
+    from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator  # the simulator never needs it
 
-    return await RedisCoordinator.connect(url, timeout_s=timeout_s, dial=runtime.dial, random=runtime.random)
+    address = parse_address(url, None, None)
+    dial = runtime.with_tls(address.tls).coordinator_dial
+    connecting = asyncio.ensure_future(
+        RedisCoordinator.connect(url, timeout_s=timeout_s, dial=dial, random=runtime.random)
+    )
+    try:
+        answered, _ = await asyncio.wait({connecting}, timeout=MISMATCH_CHECK_S)
+        if not answered:
+            mismatch = await _limited(find_mismatch(address.host, address.port, address.tls), timeout_s)
+            if mismatch is not None:
+                raise mismatch
+        return await connecting
+    finally:
+        connecting.cancel()  # no effect if it has connected
+        connecting.add_done_callback(_ignore_failure)
+
+
+def _ignore_failure(task: asyncio.Future[Any]) -> None:
+    if not task.cancelled():
+        task.exception()
+
+
+async def _limited(work: Awaitable[T], timeout_s: float) -> T | None:
+    try:
+        return await asyncio.wait_for(work, timeout_s)
+    except TimeoutError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +86,24 @@ class Runtime:
     connect_coordinator: ConnectCoordinator
     routes: Mapping[str, Endpoint] = field(default_factory=dict)
     """Endpoints by server id, for servers that are not reached at the address they announce."""
+    tls: TlsSettings | None = None
+    """TLS for all connections, as the cluster's address asks for it; None means only to servers that announce it, with
+    the files that the environment names."""
+
+    def with_tls(self, tls: TlsSettings | None) -> Runtime:
+        """The same surroundings for a cluster whose address has these settings; None changes nothing."""
+        return self if tls is None or tls == self.tls else replace(self, tls=tls)
 
     @property
     def address_book(self) -> AddressBook:
         """How to reach servers from here."""
-        return AddressBook(self.dial, self.routes)
+        secure = over_tls(self.tls or from_environment(os.environ))
+        return AddressBook(self.dial, self.routes, secure=secure, everywhere=self.tls is not None)
+
+    @property
+    def coordinator_dial(self) -> Dial:
+        """How to open connections to the coordinator."""
+        return self.dial if self.tls is None else over_tls(self.tls)
 
     async def coordinator(self, url: str, timeout_s: float) -> Coordinator:
         """Connect to the coordinator at a URL."""

@@ -24,6 +24,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from shoal.cluster.servers import tls_configuration
+from shoal.wire.tls import TlsSettings
+
 START_TIMEOUT_S = 20.0
 STOP_TIMEOUT_S = 10.0
 PORT_ATTEMPTS_MAX = 10
@@ -61,7 +64,7 @@ class RedisServer:
 
     `aof` keeps an append-only file, so that data survive `kill` and `restart`. `password` is the default
     user's. `users` are ACL lines without the word `user` ("alice on >secret ~* +@all"). `config` are lines of
-    redis.conf ("maxclients 10"); they come last and win.
+    redis.conf ("maxclients 10"); they come last and win. With `tls`, the server's files, it takes TLS only.
     """
 
     host = "127.0.0.1"
@@ -73,7 +76,9 @@ class RedisServer:
         password: str | None = None,
         users: Sequence[str] = (),
         config: Sequence[str] = (),
+        tls: TlsSettings | None = None,
     ) -> None:
+        self._tls = tls
         self._aof = aof
         self._password = password
         self._users = tuple(users)
@@ -185,8 +190,11 @@ class RedisServer:
         self._wait_until_ready(log, seen)
 
     def _lines(self, port: int) -> list[str]:
+        listening = [f"port {port}"]
+        if self._tls is not None:
+            listening = ["port 0", f"tls-port {port}", *tls_configuration(self._tls)]
         lines = [
-            f"port {port}",
+            *listening,
             f"bind {self.host}",
             f'dir "{self.directory}"',
             "daemonize no",

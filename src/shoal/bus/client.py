@@ -66,8 +66,8 @@ def connect(
     name: str | None = None,
     archive: str | Path | None = None,
 ) -> Bus:
-    """Create a bus for the cluster whose coordinator is at `shoal://user:password@host:port`; None means the local
-    cluster.
+    """Create a bus for the cluster whose coordinator is at `shoal://user:password@host:port`, or with TLS at
+    `shoals://user:password@host:port?ca=FILE&cert=FILE`; None means the local cluster.
 
     Enter it (`async with`) or await its `open()`; nothing is sent before. `name` appears in logs and metrics. `archive`
     is an archive directory, which `subscribe(since=...)` reads in addition to the records.
@@ -125,6 +125,7 @@ class Bus:
             raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
             self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self.runtime)
+            self.runtime = self.runtime.with_tls(self._source.address.tls)
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan

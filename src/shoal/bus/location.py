@@ -1,7 +1,7 @@
 """Finds the cluster if the application gives no address: $SHOAL_URL, else the state directory of a local cluster.
 
-Owns reading the client's part of `cluster.json`: the coordinator's address and the client's password. It writes nothing
-and starts nothing; the file belongs to `shoal.cluster`.
+Owns reading the client's part of `cluster.json`: the coordinator's address, the client's password and its TLS files. It
+writes nothing and starts nothing; the file belongs to `shoal.cluster`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from shoal.config import default_state_dir
+from shoal.coordination.link import Address
 from shoal.errors import ClusterNotFoundError
+from shoal.wire.tls import role_files
 
 URL_VARIABLE: Final = "SHOAL_URL"
 STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
@@ -37,6 +39,7 @@ class _Cluster(msgspec.Struct, frozen=True):
     supervisor: _Supervisor
     coordinator: _Address
     passwords: dict[str, str]
+    tls_dir: str = ""
 
 
 def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
@@ -59,7 +62,8 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
             do="run `shoal up` to start a new one",
         )
     where = cluster.coordinator
-    return f"shoal://{role}:{cluster.passwords[role]}@{where.host}:{where.port}"
+    tls = role_files(cluster.tls_dir, role) if cluster.tls_dir else None
+    return Address(where.host, where.port, role, cluster.passwords[role], tls).url
 
 
 def _read(directory: Path) -> _Cluster:

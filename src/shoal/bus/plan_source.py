@@ -32,7 +32,7 @@ class PlanSource:
     """One coordinator and the login there; the servers accept the same user and password."""
 
     def __init__(self, url: str, timeout_s: float, runtime: Runtime) -> None:
-        if "://" in url and not url.startswith("shoal://"):
+        if "://" in url and not url.startswith(("shoal://", "shoals://")):
             scheme = url.split("://", 1)[0]
             raise ConfigError(f"{scheme}:// is not a cluster address", do="write shoal://user:password@host:port")
         self.address: Address = parse_address(url, None, None)

@@ -37,6 +37,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "top": ("top", "show live load by server and channel, and the balancer's actions"),
     "agent": ("agent", "run the agent of one server"),
     "balancer": ("balancer", "run a balancer: it maintains the ring, moves channels, and adds and removes servers"),
+    "tls": ("tls", "make and renew the certificates of a cluster with TLS"),
     "plan": ("plan", "show the plan and explain placements"),
     "sim": ("sim", "run a simulation campaign of a protocol, by seed"),
     "soak": ("soak", "run the same checks against real processes, optionally with faults"),
@@ -69,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.settings = loaded.settings
         args.setting_sources = loaded.sources
         logs.configure(level=loaded.settings.log_level, format=loaded.settings.log_format)
+        os.environ.update(config.environment_of(tls=loaded.settings.tls))  # addresses are completed from there
         status: int = args.run(args)
         sys.stdout.flush()
         return status

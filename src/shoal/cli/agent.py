@@ -42,6 +42,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--site", default="", metavar="NAME", help="site of the server, where there are several")
     parser.add_argument("--rack", default="", metavar="NAME", help="what fails together with the server at its site")
     parser.add_argument(
+        "--tls",
+        action="store_true",
+        help="the server expects TLS (default: if the coordinator's address asks for TLS)",
+    )
+    parser.add_argument(
         "--max-out-bytes-per-s",
         type=float,
         metavar="N",
@@ -59,17 +64,20 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the agent."""
     from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
+    from shoal.coordination.link import parse_address
     from shoal.plan.ring import ServerAddress
 
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
+    url = _url(args.settings.coordinator)
+    tls = args.tls or parse_address(url, None, None).tls is not None
     options = AgentOptions(
-        address=ServerAddress(_server_id(args.server), host, port, args.site, args.rack),
+        address=ServerAddress(_server_id(args.server), host, port, args.site, args.rack, tls),
         max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
         metrics_port=_metrics_port(args.metrics_port),
         limits=args.settings.limits,
-        url=_url(args.settings.coordinator),
+        url=url,
     )
     run_agent(options)
     return 0

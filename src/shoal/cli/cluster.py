@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 _LOAD_INTERVAL_S: Final = 0.5
 _ASK_TIMEOUT_S: Final = 5.0
 _SERVERS_MAX: Final = 1000
+_DAY_S: Final = 86400
 _BALANCERS: Final = 2
 _BALANCERS_MAX: Final = 5
 _COLOURS: Final = {"ok": "\x1b[32m", "warn": "\x1b[33m", "fail": "\x1b[31m"}
@@ -36,7 +37,7 @@ def register(subparsers: Subparsers) -> None:
         "up",
         run_up,
         "start a local cluster in the background",
-        example="shoal up\nshoal up --servers 5 --state-dir /tmp/my-cluster",
+        example="shoal up\nshoal up --servers 5 --tls --state-dir /tmp/my-cluster",
         description="Start a coordinator, servers, agents and balancers on the loopback interface, on free ports, "
         "with generated passwords. Returns when the cluster is ready.",
     )
@@ -63,6 +64,9 @@ def register(subparsers: Subparsers) -> None:
         choices=("in-process", "spark"),
         default="in-process",
         help="compute load windows in the balancer or in a Spark job (default in-process)",
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="use TLS on all connections, with a certificate authority of its own"
     )
     add_command(
         subparsers,
@@ -122,6 +126,7 @@ def _balancer_flags(args: argparse.Namespace, servers: int) -> list[str]:
         )
     flags += ["--servers-min", str(least), "--servers-max", str(most)]
     flags += ["--windows", _checked_windows(args)]
+    flags += ["--tls"] if args.tls or args.settings.local_tls else []
     capacity = args.max_out_bytes_per_s
     if capacity is not None:
         if not 0 < capacity < float("inf"):
@@ -210,6 +215,9 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     ]
     if status.trouble:
         lines.append(f"problem: {status.trouble}")
+    if status.certificates_expire_at is not None:
+        left_s = status.certificates_expire_at - time.time()
+        lines.append(f"TLS: certificates renewed automatically, the first expires in {_duration(left_s)}")
     if status.windows is not None:
         since_s = time.time() - status.windows.since_s
         lines.append(f"load windows: {status.windows.way.value} for {since_s:.0f} s ({status.windows.why})")
@@ -230,6 +238,12 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
         row = f"{child.name:<14}{state:<10}{child.pid or '-':>8}{child.uptime_s:>10.0f}{child.restarts:>10}"
         lines.append(f"{row}  {(child.last_exit or '').splitlines()[0] if child.last_exit else ''}".rstrip())
     return "\n".join(lines)
+
+
+def _duration(seconds: float) -> str:
+    if seconds >= 2 * _DAY_S:
+        return f"{seconds / _DAY_S:.0f} days"
+    return f"{seconds / 3600:.0f} hours" if seconds >= 7200 else f"{seconds:.0f} s"
 
 
 def _yes_no(value: bool) -> str:

@@ -123,7 +123,7 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     key, ring, marks = asyncio.run(_read_plan(source))
     servers = Verifier(key).ring(ring).servers
     archive = args.archive or args.settings.archive_dir
-    login = Login(source.address.username, source.address.password)
+    login = Login(source.address.username, source.address.password, source.address.tls)
     folder = Path(archive).expanduser() if archive else None
     return ChannelHistory(servers, login, channel, since_us, folder), marks
 

@@ -169,7 +169,8 @@ class _Cluster:
         """The job's login for the servers."""
         from shoal.history.server_reader import Login
 
-        return Login(self._source.address.username, self._source.address.password)
+        address = self._source.address
+        return Login(address.username, address.password, address.tls)
 
     def servers(self) -> tuple[ServerAddress, ...]:
         """Return the servers of the ring; the last known ones while the coordinator is unavailable."""

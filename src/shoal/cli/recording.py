@@ -117,7 +117,7 @@ def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool |
     from shoal.wire.record_entry import MARKS_KEY, read_marks
 
     try:
-        to = PRODUCTION.address_book.reach(server)
+        to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
         value = ask(to.host, to.port, login.username, login.password, b"GET", MARKS_KEY, dial=to.dial)
     except (ConnectError, hiredis.ReplyError):
         return None

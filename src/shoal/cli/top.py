@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
     from shoal.coordination.interface import Coordinator
+    from shoal.coordination.link import Address
     from shoal.load.record import TelemetryRecord
     from shoal.plan.ring import Ring, ServerAddress
     from shoal.plan.signature import Verifier
@@ -89,7 +90,7 @@ class Source:
     def __init__(
         self,
         servers: tuple[ServerAddress, ...],
-        login: tuple[str | None, str | None],
+        login: Address,
         coordinator: Coordinator | None,
         verifier: Verifier,
     ) -> None:
@@ -176,7 +177,6 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
     """Open the cluster of the settings, or the local one: its servers and its coordinator."""
     from shoal.cluster.acl import READER
     from shoal.cluster.state import find_cluster
-    from shoal.plan.ring import ServerAddress
     from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
@@ -185,13 +185,13 @@ async def _opened(args: argparse.Namespace) -> AsyncIterator[Source]:
             yield await _named_source(args.settings.coordinator, stack)
             return
         state = find_cluster(args.settings.state_path)
-        servers = tuple(ServerAddress(server.id, server.host, server.port) for server in state.servers)
+        servers = state.server_addresses()
         coordinator: Coordinator | None = None
         with contextlib.suppress(CoordinatorError):  # telemetry can be read without it
             url = state.url_for(READER)
             opened = await PRODUCTION.coordinator(url, _COORDINATOR_TIMEOUT_S)
             coordinator = await stack.enter_async_context(opened)
-        login = READER, state.passwords[READER]
+        login = state.address_for(READER)
         yield Source(servers, login, coordinator, Verifier(bytes.fromhex(state.public_key)))
 
 
@@ -210,7 +210,7 @@ async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
     if key is None or ring is None:
         raise ClusterNotFoundError("the coordinator has no ring yet", do="start the servers' agents")
     verifier = Verifier(key.value)
-    return Source(verifier.ring(ring.value).servers, (address.username, address.password), coordinator, verifier)
+    return Source(verifier.ring(ring.value).servers, address, coordinator, verifier)
 
 
 async def look(source: Source, channels_max: int) -> ClusterSnapshot:
@@ -254,9 +254,11 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Telemetr
     from shoal.wire.envelope import TELEMETRY_KEY
 
     try:
-        to = PRODUCTION.address_book.reach(server)
+        login = source.login
+        to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
+        user = login.username, login.password
         question = ("XINFO", "STREAM", TELEMETRY_KEY)
-        reply: Any = ask(to.host, to.port, *source.login, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
+        reply: Any = ask(to.host, to.port, *user, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
         entry, fields = reply[b"last-entry"]
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None

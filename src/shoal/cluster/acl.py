@@ -40,6 +40,9 @@ AGENT: Final = "agent"
 READER: Final = "reader"
 PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
+RENEWER: Final = "renewer"
+"""Not a role: the user with which the supervisor of a cluster with TLS makes servers read their certificates again.
+Redis cannot limit CONFIG SET to some settings, so this right is not given to a role whose password others know."""
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 
 _UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
@@ -105,6 +108,12 @@ def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str
         digest = hashlib.sha256(passwords[role].encode()).hexdigest()
         lines.append(f"user {role} on #{digest} resetkeys resetchannels -@all {rule}")
     return "\n".join(lines) + "\n"
+
+
+def renewer_line(password: str) -> str:
+    """Return the line of an ACL file for the user `renewer`."""
+    digest = hashlib.sha256(password.encode()).hexdigest()
+    return f"user {RENEWER} on #{digest} resetkeys resetchannels -@all +ping +config|set\n"
 
 
 def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.cluster.authority import AUTHORITY_S, CERTIFICATE_S
 from shoal.leader.leader_timeouts import LeaderTiming
 
 
@@ -33,6 +34,12 @@ class Timing(LeaderTiming, frozen=True, kw_only=True):
 
     port_tries_max: int = 20
     """Number of ports tried before starting fails."""
+
+    certificate_s: float = CERTIFICATE_S
+    """How long a certificate of a cluster with TLS is valid. The supervisor renews it when a third of that is left."""
+
+    authority_s: float = AUTHORITY_S
+    """How long the authority of a cluster with TLS is valid. It is replaced at a start when a third of that is left."""
 
 
 DEFAULT_TIMING: Final = Timing()

@@ -7,6 +7,7 @@ of the state directory can reach it. The cluster carries out the requests.
     {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
+    {"do": "renew"}, the certificates; answered with the servers that have not loaded theirs yet
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ ANSWER_TIMEOUT_S: Final = 40.0
 ADD_MAX: Final = 100
 """Most hosts that one request can add."""
 
-Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
+Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove", "renew"]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +52,7 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a request; `servers` are the added servers."""
+    """The result of a request; `servers` are the added servers, or those that have not loaded their certificate."""
 
     ok: bool
     error: str = ""
@@ -118,6 +119,8 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
                 return ControlReply(True, servers=added)
             case "remove":
                 await cluster.remove_host(request.name)
+            case "renew":
+                return ControlReply(True, servers=await cluster.renew_certificates())
             case "down":
                 pass
     except msgspec.DecodeError as error:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
 from collections.abc import Iterator
 from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
@@ -19,13 +21,17 @@ from shoal.cluster.acl import client_publish_guarded
 from shoal.cluster.process import is_running
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
-from shoal.errors import ClusterError, NoJavaError, PortInUseError, VersionError
+from shoal.errors import ClusterError, NoJavaError, PortInUseError, TlsError, VersionError
 from shoal.pipeline.spark.java import find_java
+from shoal.wire.tls import from_environment
+from shoal.wire.tls_expiry import expires_at
 
 PYTHON_MIN: Final = (3, 11)
 OPEN_FILES_MIN: Final = 4096
 MEMORY_MIN_BYTES: Final = 1 << 30
+EXPIRY_WARN_S: Final = 14 * 86400
 _PORT_TRIES: Final = 20
+_DAY_S: Final = 86400
 
 Level = Literal["ok", "warn", "fail"]
 
@@ -52,6 +58,7 @@ def examine(directory: StateDir) -> list[Finding]:
         _open_files(),
         _ports(),
         _state(directory),
+        *_certificates(directory),
     ]
 
 
@@ -154,6 +161,26 @@ def _ports() -> Finding:
     except PortInUseError as error:
         return Finding("ports", "fail", error.what, error.do or "")
     return Finding("ports", "ok", f"ports on loopback are free, for example {port}")
+
+
+def _certificates(directory: StateDir) -> Iterator[Finding]:
+    """The certificates of the local cluster, and of the configured files, if there are any."""
+    configured = from_environment(os.environ).files()
+    for path in [*sorted(directory.tls.glob("*.pem")), *map(Path, configured)]:
+        try:
+            left_s = expires_at(path) - time.time()
+        except TlsError as error:
+            yield Finding("tls", "fail", error.what, error.do or "")
+            continue
+        text = f"{path} is valid for {left_s / _DAY_S:.1f} days"
+        if left_s <= 0:
+            expired = f"{path} expired {-left_s / _DAY_S:.1f} days ago"
+            level: Level = "fail" if directory.owner() is not None or path not in directory.tls.iterdir() else "warn"
+            yield Finding("tls", level, expired, "run `shoal tls renew`; a new `shoal up --tls` also renews it")
+        elif left_s < EXPIRY_WARN_S:
+            yield Finding("tls", "warn", text, "run `shoal tls renew` before then")
+        else:
+            yield Finding("tls", "ok", text)
 
 
 def _state(directory: StateDir) -> Finding:

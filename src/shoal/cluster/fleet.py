@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
-from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file
+from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file, renewer_line
 from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.host_launchers import HostLauncher
+from shoal.cluster.local_certificates import LocalCertificates
 from shoal.cluster.parts import (
     WINDOWS_JOB,
     AgentCommand,
@@ -41,7 +42,8 @@ _OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
 
 
 class Fleet:
-    """All children of one cluster. `changed` is called after every start and end of a child."""
+    """All children of one cluster. `changed` is called after every start and end of a child. With `certificates` the
+    servers use TLS, and the user `renewer` may change their certificates."""
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class Fleet:
         agent_command: AgentCommand,
         sites: Sites,
         changed: Callable[[], None],
+        certificates: LocalCertificates | None = None,
+        renewer_password: str = "",
     ) -> None:
         self._directory = directory
         self._program = program
@@ -60,6 +64,8 @@ class Fleet:
         self._agent_command = agent_command
         self._sites = sites
         self._changed = changed
+        self._certificates = certificates
+        self._renewer_password = renewer_password
         self._taken_ports: set[int] = set()
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
@@ -91,6 +97,11 @@ class Fleet:
     def coordinator(self) -> ServerProcess | None:
         """The coordinator; None before it runs."""
         return _endpoint(self._coordinator) if self._coordinator else None
+
+    @property
+    def certified(self) -> tuple[ServerAddress, ...]:
+        """Everything that has a server's certificate: the coordinator and the servers."""
+        return (*((self._coordinator.address,) if self._coordinator else ()), *self.servers)
 
     def endpoints(self) -> tuple[ServerProcess, ...]:
         """The servers and their processes."""
@@ -217,16 +228,25 @@ class Fleet:
         coordinator = name == COORDINATOR
         root = self._directory.root
         acl = coordinator_acl_file if coordinator else data_acl_file
+        users = acl(self._passwords, self._program.version)
+        launch = self._sites(name)
+        tls = admin_tls = None
+        if self._certificates is not None:
+            users += renewer_line(self._renewer_password)
+            tls = self._certificates.issue_server(name, launch.host)
+            admin_tls = self._certificates.settings(ADMIN)
         plan = ServerPlan(
             id=name,
             kind="coordinator" if coordinator else "server",
             directory=root / "coordinator" if coordinator else root / "servers" / name,
             log=self._directory.log(name),
-            acl=acl(self._passwords, self._program.version),
+            acl=users,
             durable=coordinator,
             admin_password=self._passwords[ADMIN],
-            site=self._sites(name),
+            site=launch,
             announced_site=site,
+            tls=tls,
+            admin_tls=admin_tls,
         )
         part = await start_server(plan, self._program, self._timing, self._changed, self._taken_ports)
         self._children[name] = part.child
@@ -243,6 +263,8 @@ class Fleet:
                 await child.stop()
         del self._servers[server]
         shutil.rmtree(self._directory.root / "servers" / server, ignore_errors=True)
+        if self._certificates is not None:
+            self._certificates.forget(server)
         self._changed()
 
     async def stop(self) -> None:

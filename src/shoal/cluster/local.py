@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from shoal.balance.balancer_options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
@@ -31,6 +31,7 @@ from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import Fleet
 from shoal.cluster.host_launchers import HostLauncher
+from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
 from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
@@ -67,8 +68,12 @@ class LocalCluster:
     keeps the number of servers between `servers_min` (default: the initial number) and `servers_max`. Without
     balancers, this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
     (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
-    Spark job folds load windows for the balancers.
+    Spark job folds load windows for the balancers. With `tls` all connections use TLS, with certificates of an
+    authority of the cluster's own; None means `default_tls`.
     """
+
+    default_tls: ClassVar[bool] = False
+    """Whether clusters use TLS unless they are told. Tests change it."""
 
     def __init__(
         self,
@@ -88,6 +93,7 @@ class LocalCluster:
         balancer_environment: Mapping[str, str] | None = None,
         sites: Sites = loopback,
         windows: Way = Way.IN_PROCESS,
+        tls: bool | None = None,
     ) -> None:
         if servers < 1:
             raise ClusterError(f"a cluster cannot have {servers} servers", do="give a number from 1")
@@ -109,6 +115,9 @@ class LocalCluster:
         self._balancer_environment = balancer_environment or {}
         self._max_out_bytes_per_s = max_out_bytes_per_s
         self._sites = sites
+        self._with_tls = self.default_tls if tls is None else tls
+        self._certificates: LocalCertificates | None = None
+        self._renewal: CertificateRenewal | None = None
         self._id = secrets.token_hex(4)
         self._started_at = time.time()
         self._passwords: dict[str, str] = {}
@@ -168,6 +177,7 @@ class LocalCluster:
             pipeline=fleet.processes_of("pipeline"),
             others=fleet.other_processes(),
             max_out_bytes_per_s=self._max_out_bytes_per_s,
+            tls_dir=str(self.directory.tls) if self._with_tls else "",
         )
 
     def status(self) -> ClusterStatus:
@@ -190,6 +200,7 @@ class LocalCluster:
             processes=self._running.statuses(),
             trouble=view.trouble,
             windows=view.windows,
+            certificates_expire_at=self._certificates.expires_at() if self._certificates else None,
         )
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -257,6 +268,12 @@ class LocalCluster:
                 await self._coordinator.delete(pool_key(server))
             raise
 
+    async def renew_certificates(self) -> tuple[str, ...]:
+        """Renews all certificates now; returns the servers that have not loaded theirs yet and will be told again."""
+        if self._renewal is None:
+            raise ClusterError("the cluster does not use TLS", do="start it with `shoal up --tls`")
+        return await self._renewal.renew()
+
     async def wait_until_ready(self) -> None:
         """Waits until the ring has all servers. If a process keeps crashing, raises ClusterError with its log."""
         deadline = time.monotonic() + self._timing.start_timeout_s
@@ -291,13 +308,30 @@ class LocalCluster:
         directory.prepare()
         self._lock = directory.lock()
         self._directory = directory
-        program = choose_program()
+        program = choose_program(tls=self._with_tls)
         self._passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
+        renewer_password = secrets.token_urlsafe(24)
         self._signer = self._new_key()
+        if self._with_tls:
+            timing = self._timing
+            self._certificates = LocalCertificates(directory.tls, self._id, timing.certificate_s, timing.authority_s)
         self._fleet = fleet = Fleet(
-            directory, program, self._passwords, self._timing, self._agent_command, self._sites, self._note_change
+            directory,
+            program,
+            self._passwords,
+            self._timing,
+            self._agent_command,
+            self._sites,
+            self._note_change,
+            self._certificates,
+            renewer_password,
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
+        if self._certificates is not None:
+            self._renewal = CertificateRenewal(self._certificates, lambda: fleet.certified, renewer_password)
+            self._stack.push_async_callback(
+                _cancel, asyncio.create_task(self._renewal.run(), name="renewal of certificates")
+            )
         await fleet.start_coordinator()
         await fleet.start_servers(fleet.new_ids(self._first_servers))
         self._started = True

@@ -25,6 +25,7 @@ from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
+from shoal.wire.tls import TlsSettings
 
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
@@ -63,6 +64,10 @@ class ServerPlan(msgspec.Struct, frozen=True):
     site: LaunchSite = LaunchSite()
     announced_site: str = ""
     """The site that the server's agent announces (`ServerAddress.site`)."""
+    tls: TlsSettings | None = None
+    """The server's TLS files; None means no TLS."""
+    admin_tls: TlsSettings | None = None
+    """The admin's TLS files."""
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -95,7 +100,7 @@ async def start_server(
     for _ in range(timing.port_tries_max):
         port = free_port(timing.port_tries_max, taken)
         taken.add(port)
-        setup = ServerSetup(plan.directory, port, plan.acl, plan.durable, plan.site.host)
+        setup = ServerSetup(plan.directory, port, plan.acl, plan.durable, plan.site.host, plan.tls)
         command = [*plan.site.prefix, *write_setup(setup, program)]
         child = Child(
             plan.id,
@@ -103,7 +108,7 @@ async def start_server(
             plan.log,
             timing,
             launch=_launcher(command, plan.log),
-            ready=_answer_check(plan.site.host, port, plan.admin_password),
+            ready=_answer_check(plan.site.host, port, plan.admin_password, plan.admin_tls),
             changed=changed,
         )
         try:
@@ -115,7 +120,8 @@ async def start_server(
         except BaseException:
             child.stop_now()
             raise
-        return ServerPart(child, ServerAddress(plan.id, plan.site.host, port, plan.announced_site))
+        address = ServerAddress(plan.id, plan.site.host, port, plan.announced_site, tls=plan.tls is not None)
+        return ServerPart(child, address)
     raise PortInUseError(
         f"{plan.id} found {timing.port_tries_max} ports taken one after the other",
         do="try again when fewer programs are starting",
@@ -188,7 +194,7 @@ def agent_name(server: str) -> str:
     return f"agent-{server}"
 
 
-async def answers(host: str, port: int, user: str, password: str) -> bool:
+async def answers(host: str, port: int, user: str, password: str, tls: TlsSettings | None = None) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
     connection = Connection(
         host,
@@ -196,7 +202,7 @@ async def answers(host: str, port: int, user: str, password: str) -> bool:
         username=user,
         password=password,
         name="shoal-supervisor",
-        dial=PRODUCTION.dial,
+        dial=PRODUCTION.with_tls(tls).coordinator_dial,
         connect_timeout_s=_ANSWER_TIMEOUT_S,
         answer_timeout_s=_ANSWER_TIMEOUT_S,
     )
@@ -212,8 +218,8 @@ def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
     return lambda: process.start(command, log)
 
 
-def _answer_check(host: str, port: int, password: str) -> Callable[[], Awaitable[bool]]:
-    return lambda: answers(host, port, ADMIN, password)
+def _answer_check(host: str, port: int, password: str, tls: TlsSettings | None) -> Callable[[], Awaitable[bool]]:
+    return lambda: answers(host, port, ADMIN, password, tls)
 
 
 async def _at_once() -> bool:

@@ -53,9 +53,8 @@ def parse_info(text: str) -> dict[str, str]:
 def _sample(state: ClusterState, server: ServerProcess, timeout_s: float) -> Sample | None:
     password = state.passwords[ADMIN]
     try:
-        reply: Any = ask(
-            server.host, server.port, ADMIN, password, "INFO", "all", dial=PRODUCTION.dial, timeout_s=timeout_s
-        )
+        dial = PRODUCTION.with_tls(state.tls_for(ADMIN)).coordinator_dial
+        reply: Any = ask(server.host, server.port, ADMIN, password, "INFO", "all", dial=dial, timeout_s=timeout_s)
     except ShoalError:
         return None
     text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)

@@ -41,9 +41,9 @@ class ServerMeter:
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
-        self._reader = TelemetryReader(
-            READER, cluster.state.passwords[READER], DEFAULT_LIMITS, asyncio.Event(), PRODUCTION
-        )
+        state = cluster.state
+        runtime = PRODUCTION.with_tls(state.tls_for(READER))
+        self._reader = TelemetryReader(READER, state.passwords[READER], DEFAULT_LIMITS, asyncio.Event(), runtime)
 
     async def __aenter__(self) -> Self:
         self.follow()

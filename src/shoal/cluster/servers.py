@@ -14,6 +14,7 @@ import re
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,7 @@ import msgspec
 
 from shoal.cluster.acl import CHANNEL_RIGHTS_SINCE
 from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
+from shoal.wire.tls import TlsSettings
 
 HOST: Final = "127.0.0.1"
 OLDEST: Final = ".".join(map(str, CHANNEL_RIGHTS_SINCE))
@@ -44,6 +46,7 @@ _DEBIAN_REVISION_SAFE: Final = 10
 _PORTS_BELOW_EPHEMERAL: Final = 12000
 _EPHEMERAL_DEFAULT: Final = 32768
 _EPHEMERAL_MIN: Final = 16384
+_NO_PORT: Final = "Configured to not listen anywhere"
 _PORT_TAKEN: Final = ("Address already in use", "Failed listening on port", "Could not create server TCP")
 
 
@@ -76,6 +79,8 @@ class ServerSetup(msgspec.Struct, frozen=True):
     acl: str
     durable: bool
     host: str = HOST
+    tls: TlsSettings | None = None
+    """The server's own files; None means no TLS."""
 
 
 def find_programs() -> list[ServerProgram]:
@@ -84,8 +89,8 @@ def find_programs() -> list[ServerProgram]:
     return sorted(found, key=lambda program: (not program.usable, not program.safe))
 
 
-def choose_program() -> ServerProgram:
-    """Return the program for starting servers; raises an error that says what to install."""
+def choose_program(*, tls: bool = False) -> ServerProgram:
+    """Return the program for starting servers, with or without TLS; raises an error that says what to install."""
     programs = find_programs()
     if not programs:
         raise ClusterError(
@@ -98,7 +103,27 @@ def choose_program() -> ServerProgram:
             f"{best.path} is version {best.version_text}, older than {OLDEST}",
             do="install a newer Redis or Valkey",
         )
-    return best
+    if not tls:
+        return best
+    for program in programs:
+        if program.usable and offers_tls(program.path):
+            return program
+    raise ClusterError(
+        f"{best.path} was built without TLS", do="install a server with TLS (Debian: apt install redis-server)"
+    )
+
+
+def offers_tls(path: str) -> bool:
+    """Return whether a server program was built with TLS. Without a port it exits at once, after it has read its
+    options; one without TLS does not know the option."""
+    command = [path, "--port", "0", "--tls-port", "0", "--save", "", "--appendonly", "no"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_RUN_TIMEOUT_S, cwd=tempfile.gettempdir()
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return _NO_PORT in done.stdout
 
 
 def inspect_program(path: str) -> ServerProgram | None:
@@ -180,7 +205,12 @@ def port_was_taken(log: str) -> bool:
 
 def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Iterator[str]:
     yield f"bind {setup.host}"
-    yield f"port {setup.port}"
+    if setup.tls is None:
+        yield f"port {setup.port}"
+    else:
+        yield "port 0"
+        yield f"tls-port {setup.port}"
+        yield from tls_configuration(setup.tls)
     yield "protected-mode yes"
     yield "daemonize no"
     yield 'logfile ""'
@@ -197,6 +227,15 @@ def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Ite
         yield "enable-debug-command no"
         yield "enable-module-command no"
         yield "enable-protected-configs no"
+
+
+def tls_configuration(files: TlsSettings) -> Iterator[str]:
+    """Yield the lines of a server's configuration that name its files. Clients need a certificate too."""
+    yield f"tls-cert-file {_quoted(files.cert)}"
+    yield f"tls-key-file {_quoted(files.key or files.cert)}"
+    yield f"tls-ca-cert-file {_quoted(files.ca)}"
+    yield "tls-auth-clients yes"
+    yield 'tls-protocols "TLSv1.2 TLSv1.3"'
 
 
 def _candidates() -> Iterator[str]:
@@ -239,7 +278,7 @@ def _ephemeral_low() -> int:
     return low if low >= _EPHEMERAL_MIN else _EPHEMERAL_DEFAULT
 
 
-def _quoted(path: Path) -> str:
+def _quoted(path: Path | str) -> str:
     escaped = str(path).replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 

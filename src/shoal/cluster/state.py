@@ -12,6 +12,7 @@ directory, because it holds the passwords and the key that signs the plan.
     audit/         the balancer's decisions
     pipeline/      what Spark's jobs remember
     coordinator/, servers/   working directories of the servers
+    tls/           the authority and the certificates of a cluster with TLS; the authority outlives the cluster
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ import msgspec
 
 from shoal.cluster.process import ProcessId, is_running, start_ticks
 from shoal.config import default_state_dir
+from shoal.coordination.link import Address
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
+from shoal.plan.ring import ServerAddress
+from shoal.wire.tls import TLS_DIRECTORY, TlsSettings, role_files
 
 FORMAT: Final = 2
 """The format of `cluster.json`."""
@@ -39,6 +43,8 @@ LET_GO_TIMEOUT_S: Final = 5.0
 _LET_GO_POLL_S: Final = 0.02
 _FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "control.sock.new", "failure", "lock")
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
+_KEPT: Final = ("tls",)
+"""Directories that outlive a cluster."""
 
 
 class ServerProcess(msgspec.Struct, frozen=True):
@@ -75,6 +81,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The Spark job that folds load windows, if there is one."""
     others: dict[str, tuple[ProcessId, ...]] = {}
     """The processes of other kinds of hosts than servers, by kind."""
+    tls_dir: str = ""
+    """The directory of the certificates; empty means no TLS."""
     format: int = FORMAT
 
     def url_for(self, role: str) -> str:
@@ -84,7 +92,22 @@ class ClusterState(msgspec.Struct, frozen=True):
             raise ClusterError(
                 f"the cluster has no role {role!r}", do=f"use one of {', '.join(sorted(self.passwords))}"
             )
-        return f"shoal://{role}:{self.passwords[role]}@{self.coordinator.host}:{self.coordinator.port}"
+        return self.address_for(role).url
+
+    def address_for(self, role: str) -> Address:
+        """The address of the cluster for a role, as a record."""
+        where = self.coordinator
+        return Address(where.host, where.port, role, self.passwords[role], self.tls_for(role))
+
+    def tls_for(self, role: str) -> TlsSettings | None:
+        """The TLS files of a role; None without TLS."""
+        return role_files(self.tls_dir, role) if self.tls_dir else None
+
+    def server_addresses(self) -> tuple[ServerAddress, ...]:
+        """The servers' addresses."""
+        return tuple(
+            ServerAddress(server.id, server.host, server.port, tls=bool(self.tls_dir)) for server in self.servers
+        )
 
     def processes(self) -> Iterator[ProcessId]:
         """All processes of the cluster except the supervisor."""
@@ -113,6 +136,7 @@ class StateDir:
         self.failure_file = root / "failure"
         self.logs = root / "logs"
         self.audit = root / "audit"
+        self.tls = root / TLS_DIRECTORY
 
     def log(self, name: str) -> Path:
         """The log of one process."""
@@ -128,7 +152,7 @@ class StateDir:
                 f"the state directory {self.root} cannot be used: {error.strerror}",
                 do="choose another with --state-dir",
             ) from error
-        if strangers := entries - {*_FILES, *_DIRECTORIES}:
+        if strangers := entries - {*_FILES, *_DIRECTORIES, *_KEPT}:
             raise ClusterError(
                 f"{self.root} is not a state directory: it contains {', '.join(sorted(strangers)[:3])}",
                 do="choose an empty or a new one with --state-dir",
@@ -144,7 +168,7 @@ class StateDir:
             entries = {entry.name for entry in self.root.iterdir()}
         except (FileNotFoundError, NotADirectoryError):
             return False
-        return not entries <= {*_DIRECTORIES} and entries <= {*_FILES, *_DIRECTORIES}
+        return not entries <= {*_DIRECTORIES, *_KEPT} and entries <= {*_FILES, *_DIRECTORIES, *_KEPT}
 
     def lock(self) -> Lock:
         """Locks the directory for this process; AlreadyRunningError if a supervisor holds the lock.

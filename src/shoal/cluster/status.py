@@ -36,3 +36,5 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     trouble: str | None
     windows: WindowRoute | None = None
     """The source of the balancer's load windows; None without a balancer."""
+    certificates_expire_at: float | None = None
+    """When the first certificate expires, in seconds since 1970; None without TLS."""

@@ -37,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--servers-max", type=int)
     parser.add_argument("--max-out-bytes-per-s", type=float)
     parser.add_argument("--windows", type=Way, default=Way.IN_PROCESS)
+    parser.add_argument("--tls", action="store_true")
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
@@ -63,6 +64,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
         servers_max=args.servers_max,
         max_out_bytes_per_s=args.max_out_bytes_per_s,
         windows=args.windows,
+        tls=args.tls,
     )
     task = asyncio.current_task()
     assert task is not None

@@ -8,11 +8,12 @@ connection is discarded, so no half-finished state is reused. No scripts are use
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import hiredis
 
@@ -25,11 +26,13 @@ from shoal.errors import (
     ProtocolError,
     ServerTooOldError,
     ShoalError,
+    TlsError,
 )
 from shoal.wire.backoff import Backoff
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 from shoal.wire.dial import Dial
+from shoal.wire.tls import TlsSettings, read_query
 
 CONNECTIONS_MAX: Final = 4
 """Request connections of one coordinator client; further requests wait for a free one."""
@@ -44,6 +47,9 @@ ATTEMPTS_PER_TIMEOUT: Final = 3
 attempt.
 """
 
+SCHEMES: Final = {"shoal": False, "redis": False, "shoals": True, "rediss": True}
+"""The schemes of an address, and whether they ask for TLS."""
+
 CLIENT_NAME: Final = "shoal-coordinator-client"
 
 FAILURES: Final = (ConnectError, ProtocolError, hiredis.ReplyError, OSError)
@@ -56,32 +62,48 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address and user of the coordinator; the password is not shown."""
+    """Address and user of the coordinator, and the TLS of all connections to its cluster; the password is not shown."""
 
     host: str
     port: int
     username: str | None
     password: str | None = field(repr=False)
+    tls: TlsSettings | None = None
 
     def __str__(self) -> str:
         return f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """The address as `parse_address` reads it."""
+        user, password = quote(self.username or "", safe=""), quote(self.password or "", safe="")
+        login = f"{user}:{password}@" if self.username is not None or self.password is not None else ""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        if self.tls is None:
+            return f"shoal://{login}{host}:{self.port}"
+        query = self.tls.query()
+        return f"shoals://{login}{host}:{self.port}" + (f"?{query}" if query else "")
 
-def parse_address(text: str, username: str | None, password: str | None) -> Address:
-    """Parse `host:port`, `shoal://host:port` or `redis://user:password@host:port`; explicit arguments win."""
+
+def parse_address(
+    text: str, username: str | None, password: str | None, environ: Mapping[str, str] = os.environ
+) -> Address:
+    """Parse `host:port`, `shoal://user:password@host:port` or, with TLS, `shoals://...?ca=FILE&cert=FILE`; explicit
+    arguments win. `redis://` and `rediss://` mean the same."""
     advice = "write it as shoal://host:port, like shoal://127.0.0.1:7400"
     try:
         parts = urlsplit(text if "://" in text else f"shoal://{text}")
         port = parts.port
     except ValueError as error:
         raise ConfigError(f"invalid coordinator address ({error})", do=advice) from error
-    if parts.scheme not in ("shoal", "redis") or not parts.hostname or port is None:
+    if parts.scheme not in SCHEMES or not parts.hostname or port is None:
         raise ConfigError(f"the coordinator address has no host, port or known scheme ({parts.scheme}://)", do=advice)
     if username is None and parts.username:
         username = unquote(parts.username)
     if password is None and parts.password:
         password = unquote(parts.password)
-    return Address(parts.hostname, port, username, password)
+    tls = read_query(parts.query, secure=SCHEMES[parts.scheme], environ=environ)
+    return Address(parts.hostname, port, username, password, tls)
 
 
 class Collision(Exception):  # noqa: N818 - not an error: the transaction is simply tried again
@@ -133,6 +155,7 @@ class Link:
         self._random = random
         self._dial = dial
         self._closed = False
+        self._reached = False
 
     async def run(self, what: str, attempt: Callable[[Session], Awaitable[T]]) -> T:
         """Retry until success, until `timeout_s` has passed, or until an error that a retry does not fix."""
@@ -169,6 +192,7 @@ class Link:
             try:
                 if not session.connection.usable:
                     await session.connection.open()
+                    self._reached = True
                 result = await attempt(session)
                 if session.watching:
                     await session.ask(("UNWATCH",))
@@ -221,7 +245,10 @@ class Link:
         )
 
     def translate(self, what: str, error: Exception) -> ShoalError | None:
-        """Translate a connection error for the caller; None if a retry may help."""
+        """Translate a connection error for the caller; None if a retry may help. After a first success, a retry may
+        also help against TLS errors: certificates are renewed while clients run."""
+        if isinstance(error, TlsError):
+            return None if self._reached else TlsError(f"cannot {what}: {error.what}", do=error.do)
         if isinstance(error, ServerTooOldError):
             return ServerTooOldError(f"the coordinator at {error.what}", do=error.do)
         if isinstance(error, ProtocolError):

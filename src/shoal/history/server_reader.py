@@ -12,6 +12,7 @@ from typing import Any, Final, Self
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.blocking_connection import BlockingConnection
+from shoal.wire.tls import TlsSettings
 
 TIMEOUT_S: Final = 10.0
 """How long a server may take to answer."""
@@ -54,10 +55,12 @@ class PageSize:
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """User and password for the servers; `repr` hides the password."""
+    """User and password for the servers, and TLS; `repr` hides the password. Spark's workers read the files of `tls` at
+    the same paths."""
 
     username: str | None
     password: str | None = field(repr=False)
+    tls: TlsSettings | None = None
 
 
 class ServerReader:
@@ -66,7 +69,7 @@ class ServerReader:
     def __init__(self, server: ServerAddress, login: Login, runtime: Runtime = PRODUCTION) -> None:
         self.server = server
         self._login = login
-        self._runtime = runtime
+        self._runtime = runtime.with_tls(login.tls)
         self._asking = self._new()
 
     def _new(self) -> BlockingConnection:

@@ -32,6 +32,7 @@ from shoal.metrics import MetricsPage
 from shoal.plan.signature import Signer
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
+from shoal.wire.tls import page_context
 
 
 class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,6 +66,8 @@ async def balance(
     """Leads or stands by until it is cancelled. `holder` names this run of the process in the lease; `begun` is given
     the balancer before its first turn. Both are for the simulator."""
     limits, options = setup.limits, setup.options
+    where = parse_address(setup.url, None, None)
+    runtime = runtime.with_tls(where.tls)
     signer = Signer(setup.key)
     changed = asyncio.Event()
     async with await runtime.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
@@ -73,7 +76,7 @@ async def balance(
         store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:
-            spark = WindowReader(parse_address(setup.url, None, None), limits, changed, runtime, registry.load)
+            spark = WindowReader(where, limits, changed, runtime, registry.load)
         balancing = BalancerShell(
             store,
             TelemetryReader(*setup.reader, limits, changed, runtime),
@@ -107,7 +110,8 @@ def run_balancer(setup: BalancerSetup) -> None:
             loop.add_signal_handler(signum, task.cancel)
         with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
             if setup.metrics_port:
-                stack.enter_context(MetricsPage(setup.metrics_port))
+                tls = parse_address(setup.url, None, None).tls
+                stack.enter_context(MetricsPage(setup.metrics_port, tls=page_context(tls)))
             await balance(setup)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

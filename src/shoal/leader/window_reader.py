@@ -63,7 +63,10 @@ class WindowReader:
         where = self._address
         await follow_stream(
             lambda: reader_connection(
-                Endpoint(where.host, where.port, dial=self._runtime.dial), where.username, where.password, self._limits
+                Endpoint(where.host, where.port, dial=self._runtime.coordinator_dial),
+                where.username,
+                where.password,
+                self._limits,
             ),
             self._limits,
             _newest,

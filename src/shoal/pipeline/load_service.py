@@ -74,7 +74,8 @@ class WindowSender:
         where = self._address
         try:
             with self._lock:
-                ask(where.host, where.port, where.username, where.password, *command, dial=PRODUCTION.dial)
+                dial = PRODUCTION.with_tls(where.tls).coordinator_dial
+                ask(where.host, where.port, where.username, where.password, *command, dial=dial)
             self._last_error = ""
         except (ShoalError, hiredis.ReplyError) as error:
             self._log_error(str(error))

@@ -12,17 +12,18 @@ import weakref
 from collections.abc import Generator
 from types import TracebackType
 from typing import Any, Final, Self
-from urllib.parse import quote
 
 import msgspec
 
 from shoal.bus import Bus, connect
 from shoal.channels.agent.peers import PEER_PATTERN
+from shoal.coordination.link import Address
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode
 from shoal.redis.conversion import Encodable, Encoder, Name, flatten, translated
 from shoal.redis.pubsub import PubSub
 from shoal.wire.envelope import RESERVED_PREFIX
+from shoal.wire.tls import TlsSettings
 
 PORT: Final = 7400
 """The coordinator's default port."""
@@ -57,8 +58,9 @@ IGNORED_KEYWORDS: Final = frozenset(
 class Redis:
     """A client of a cluster with redis-py's names. It connects with the first call.
 
-    Without `url` and `host` it uses the local cluster. `host` and `port` are those of the coordinator. Keywords that
-    only make sense for one Redis server (`ssl`, `unix_socket_path`, `db`, `connection_pool` ...) raise a TypeError.
+    Without `url` and `host` it uses the local cluster. `host` and `port` are those of the coordinator; `ssl` and the
+    files beside it are for all servers. Keywords that only make sense for one Redis server (`unix_socket_path`, `db`,
+    `connection_pool` ...) raise a TypeError.
     """
 
     def __init__(
@@ -75,6 +77,10 @@ class Redis:
         decode_responses: bool = False,
         socket_timeout: float | None = None,
         socket_connect_timeout: float | None = None,
+        ssl: bool = False,
+        ssl_ca_certs: str | None = None,
+        ssl_certfile: str | None = None,
+        ssl_keyfile: str | None = None,
         limits: Limits | None = None,
         **ignored: Any,
     ) -> None:
@@ -82,7 +88,10 @@ class Redis:
             raise TypeError("db has no meaning on a Shoal cluster: channels have no database")
         if unknown := sorted(set(ignored) - IGNORED_KEYWORDS):
             raise TypeError(f"{', '.join(unknown)}: not supported on a Shoal cluster (see docs/redis-surface.md)")
-        self._url = url if url is not None else _url(host, port, username, password)
+        tls = _tls(ssl, ssl_ca_certs, ssl_certfile, ssl_keyfile)
+        if url is not None and tls is not None:
+            raise TypeError("ssl cannot be combined with a URL: write shoals://...?ca=FILE&cert=FILE&key=FILE")
+        self._url = url if url is not None else _url(host, port, username, password, tls)
         self._encoder = Encoder(encoding, encoding_errors, decode_responses)
         self._limits = limits or DEFAULT_LIMITS
         if socket_connect_timeout is not None:
@@ -94,7 +103,7 @@ class Redis:
 
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> Self:
-        """A client of the cluster at `shoal://user:password@host:port`."""
+        """A client of the cluster at `shoal://user:password@host:port`, or `shoals://...` with TLS."""
         return cls(url=url, **kwargs)
 
     # Opening and closing
@@ -214,11 +223,22 @@ def from_url(url: str, **kwargs: Any) -> Redis:
     return Redis.from_url(url, **kwargs)
 
 
-def _url(host: str | None, port: int | None, username: str | None, password: str | None) -> str | None:
+def _tls(ssl: bool, ca: str | None, cert: str | None, key: str | None) -> TlsSettings | None:
+    """The TLS that redis-py's keywords ask for. What they leave out comes from the environment."""
+    if not ssl:
+        if ca or cert or key:
+            raise TypeError("the files are for TLS: give ssl=True too")
+        return None
+    return TlsSettings(ca=ca or "", cert=cert or "", key=key or "")
+
+
+def _url(
+    host: str | None, port: int | None, username: str | None, password: str | None, tls: TlsSettings | None
+) -> str | None:
     """The cluster's address from its parts; None (the local cluster) if none is given."""
     if host is None and port is None:
-        if username is not None or password is not None:
-            raise TypeError("username and password need a host; or put them into the URL")
+        if username is not None or password is not None or tls is not None:
+            raise TypeError("username, password and ssl need a host; or put them into the URL")
         return None
-    login = "" if password is None else f"{quote(username or 'client', safe='')}:{quote(password, safe='')}@"
-    return f"shoal://{login}{host or '127.0.0.1'}:{port or PORT}"
+    user = None if password is None else username or "client"
+    return Address(host or "127.0.0.1", port or PORT, user, password, tls).url

@@ -4,19 +4,17 @@ Owns the answer for every connection to a server: the host and port to dial, and
 announces one address to all clients. Where another one must be dialled (another site, a proxy, network address
 translation), an override by the server's id replaces it. The coordinator is named by a URL and is not looked up here.
 
-This version does not encrypt connections. It refuses to dial a server that announces TLS, because the password would
-travel in the clear.
+A process whose cluster address asks for TLS uses TLS for every server, whatever the server announces. Other processes
+use it for servers that announce it.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol
 
-from shoal.errors import ConnectError
 from shoal.wire.dial import Dial
 
 
@@ -53,20 +51,24 @@ _NO_OVERRIDES: Final[Mapping[str, Endpoint]] = MappingProxyType({})
 
 
 class AddressBook:
-    """The endpoints of one process. `overrides` are endpoints by the id of the host."""
+    """The endpoints of one process. `overrides` are endpoints by the id of the host; `secure` is the dialer for hosts
+    with TLS, and `everywhere` says whether it is used for all hosts."""
 
-    def __init__(self, dial: Dial, overrides: Mapping[str, Endpoint] = _NO_OVERRIDES) -> None:
+    def __init__(
+        self,
+        dial: Dial,
+        overrides: Mapping[str, Endpoint] = _NO_OVERRIDES,
+        *,
+        secure: Dial,
+        everywhere: bool = False,
+    ) -> None:
         self._dial = dial
         self._overrides = overrides
+        self._secure = secure
+        self._everywhere = everywhere
 
     def reach(self, address: HostAddress) -> Endpoint:
-        """Return how to reach a host. Opening a connection to a host that expects TLS raises ConnectError."""
+        """Return how to reach a host."""
         override = self._overrides.get(address.id)
-        return override or Endpoint(address.host, address.port, _refuse_tls if address.tls else self._dial)
-
-
-async def _refuse_tls(protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Transport:
-    raise ConnectError(
-        f"{host}:{port} expects TLS, which this version does not support",
-        do="upgrade Shoal here, or announce the server without TLS",
-    )
+        dial = self._secure if address.tls or self._everywhere else self._dial
+        return override or Endpoint(address.host, address.port, dial)

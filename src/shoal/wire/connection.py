@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import ssl
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -32,9 +33,10 @@ import hiredis
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.answers import Answers
 from shoal.wire.commands import Command, Request, encode_commands, encode_requests
-from shoal.wire.dial import Dial
+from shoal.wire.dial import Dial, find_alert
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import NO_REDIS, ServerIdentity, handshake_commands, judge_handshake
+from shoal.wire.tls import ALERT_RECORD, expects_tls, explain
 
 READ_TURN_BYTES: Final = 1 << 17
 """Most bytes that a connection reads in one turn of the event loop."""
@@ -149,7 +151,9 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(frame_bytes_max=frame_bytes_max, read_slice_bytes=read_slice_bytes)
         self._transport: asyncio.Transport | None = None
         self._fd = -1
+        self._encrypted = False
         self._buffer = _NO_BUFFER
+        self._view = memoryview(_NO_BUFFER)
         self._identity: ServerIdentity | None = None
         self._handshake_done: asyncio.Future[list[Any]] | None = None
         self._handshake_replies: list[Any] = []
@@ -172,22 +176,28 @@ class Connection(asyncio.BufferedProtocol):
         """Connect, log in and check the server.
 
         Raises `ConnectError` (unreachable, disconnected, no reply within `connect_timeout_s`), `AuthenticationError`
-        (wrong password or missing permission), `ServerTooOldError`, or `ProtocolError` (not a Redis server).
+        (wrong password or missing permission), `ServerTooOldError`, `TlsError`, or `ProtocolError` (not a Redis
+        server).
         """
         if self._handshake_done is not None:
             raise RuntimeError("a connection opens once; create another one to reconnect")
         self._loop = loop = asyncio.get_running_loop()
         self._buffer = _shared_buffer(loop)
+        self._view = memoryview(self._buffer)
         self._handshake_done = loop.create_future()
         try:
             replies = await self._handshake(self._handshake_done)
             self._identity = judge_handshake(replies, where=self._where, username=self._username)
             if self._transport is None:
                 raise ConnectError(f"{self._where} closed the connection immediately")
-        except BaseException:
+        except BaseException as error:
             self._handshake_done.cancel()
             if self._transport is not None:
                 self._transport.abort()
+            if type(error) is ConnectError and self._encrypted:
+                alert = await find_alert(self._dial, self.host, self.port)
+                if alert is not None:
+                    raise alert from error
             raise
         self._opened = self._usable = True
 
@@ -431,13 +441,14 @@ class Connection(asyncio.BufferedProtocol):
         """Set the high-water mark, and find out whether the socket may be written to directly."""
         self._transport = cast(asyncio.Transport, transport)
         self._transport.set_write_buffer_limits(high=self._high, low=self._high // 4)
-        plain = transport.get_extra_info("ssl_object") is None
-        connected = transport.get_extra_info("socket") if plain else None
+        self._encrypted = transport.get_extra_info("ssl_object") is not None
+        connected = None if self._encrypted else transport.get_extra_info("socket")
         self._fd = -1 if connected is None else connected.fileno()
 
-    def get_buffer(self, sizehint: int) -> bytearray:
-        """Return the buffer for the next read."""
-        return self._buffer
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return the buffer for the next read. asyncio's TLS takes slices of it, which would be copies of a
+        bytearray."""
+        return self._view
 
     def buffer_updated(self, nbytes: int) -> None:
         """Deliver the read: frames slice by slice, or raw bytes unchanged."""
@@ -463,7 +474,7 @@ class Connection(asyncio.BufferedProtocol):
     def _deliver_raw(self, nbytes: int) -> None:
         """Deliver bytes, and pause reading if they were few."""
         if self._usable:
-            cast(RawReceiver, self._raw).received(memoryview(self._buffer)[:nbytes].tobytes())
+            cast(RawReceiver, self._raw).received(self._view[:nbytes].tobytes())
             if nbytes < READ_BATCH_BYTES:
                 before, self._read_at = self._read_at, cast(asyncio.AbstractEventLoop, self._loop).time()
                 if self._read_at - before < READ_QUIET_S:
@@ -473,6 +484,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _collect_handshake_replies(self, nbytes: int) -> None:
         """Collect the replies of the handshake. Anything after them is a protocol error."""
+        if self._buffer[0] == ALERT_RECORD and not self._handshake_replies:
+            raise expects_tls(self._where)
         for frames in self._reader.read(self._buffer, nbytes):
             self._handshake_replies += frames
         if len(self._handshake_replies) > len(self._hello):
@@ -500,13 +513,20 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
         self._pending.clear()
         if self._error is None and exc is not None:
-            self._error = ConnectError(f"the connection to {self._where} broke: {exc}")
-            self._error.__cause__ = exc
+            self._error = self._broken(exc)
         self.ended.set()
         if self._opened:
             cast(Receiver | RawReceiver, self._receiver or self._raw).lost(self._error)
         elif self._handshake_done is not None and not self._handshake_done.done():
             self._handshake_done.set_exception(self._error or ConnectError(f"{self._where} closed the connection"))
+
+    def _broken(self, exc: Exception) -> ConnectError:
+        if isinstance(exc, ssl.SSLError):
+            return explain(exc, self._where)
+        do = None if self._opened or self._encrypted else "if it expects TLS, write shoals:// instead of shoal://"
+        error = ConnectError(f"the connection to {self._where} broke: {exc}", do=do)
+        error.__cause__ = exc
+        return error
 
     def _fail(self, error: Exception) -> None:
         """End the connection because of an error, which the receiver or the caller of `open` gets."""

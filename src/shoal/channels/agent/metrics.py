@@ -6,6 +6,7 @@ Owns the names of the agent's metrics. Counts nothing itself. Only the few busie
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from ssl import SSLContext
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -41,9 +42,9 @@ _log: Final = get_log(__name__)
 
 
 class AgentMetrics(Collector):
-    """The page of one agent, on the loopback interface until `close`."""
+    """The page of one agent, on the loopback interface until `close`, with TLS if `tls` gives contexts."""
 
-    def __init__(self, server: str, port: int) -> None:
+    def __init__(self, server: str, port: int, tls: Callable[[], SSLContext] | None = None) -> None:
         registry = CollectorRegistry()
         self._top = TopK(
             "shoal_channel_publications",
@@ -56,7 +57,11 @@ class AgentMetrics(Collector):
         self._now: Callable[[], float] = float
         self._second: Second | None = None
         registry.register(self)
-        self._page = MetricsPage(port, registry=registry)
+        if tls is not None:
+            from shoal.wire.tls_expiry import EXPIRY
+
+            registry.register(EXPIRY)
+        self._page = MetricsPage(port, registry=registry, tls=tls)
         _log.info("metrics page", server=server, port=self._page.port)
 
     def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:

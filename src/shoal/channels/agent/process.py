@@ -48,6 +48,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 from shoal.wire.control import Heartbeat
+from shoal.wire.tls import page_context
 
 DELETIONS: Final = rule(
     "deletions", "An agent drops what is deleted from the plan, such as the mark of a recorded channel."
@@ -72,7 +73,7 @@ _log: Final = get_log(__name__)
 
 
 class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of an agent. User and password of `url` are used for the coordinator and all servers."""
+    """The options of an agent. User, password and TLS of `url` are used for the coordinator and all servers."""
 
     address: ServerAddress
     url: str
@@ -88,9 +89,9 @@ class Agent:
         self._address = options.address
         self._options = options
         self._limits = options.limits
-        self._runtime = runtime
-        self._rules = rules
         self._login = parse_address(options.url, None, None)
+        self._runtime = runtime = runtime.with_tls(self._login.tls)
+        self._rules = rules
         self._random = runtime.random
         self._instance = self._random.getrandbits(64)
         self._session: ServerSession | None = None
@@ -153,7 +154,7 @@ class Agent:
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         from shoal.channels.agent.metrics import AgentMetrics
 
-        self._metrics = AgentMetrics(self._address.id, self._options.metrics_port)
+        self._metrics = AgentMetrics(self._address.id, self._options.metrics_port, page_context(self._login.tls))
         stack.callback(self._metrics.close)
 
     async def _close_forward_links(self) -> None:

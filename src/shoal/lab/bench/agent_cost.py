@@ -78,7 +78,7 @@ async def _settled(cluster: LocalCluster, expected: int) -> int:
 async def _observed(cluster: LocalCluster) -> int:
     (server,) = cluster.servers
     password = cluster.state.passwords[READER]
-    to = PRODUCTION.address_book.reach(server)
+    to = PRODUCTION.with_tls(cluster.state.tls_for(READER)).address_book.reach(server)
     command = "XRANGE", TELEMETRY_KEY, "-", "+"
     reply = await asyncio.to_thread(ask, to.host, to.port, READER, password, *command, dial=to.dial)
     observed = 0

@@ -63,6 +63,8 @@ class ChannelsOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 100
     connections: int = 200
     tasks_few: int = 64
+    tls: bool = False
+    """Whether all contenders, the server and its agent use TLS."""
 
     def messages(self, workload: str, contender: str) -> int:
         """The number of messages of one run."""
@@ -74,7 +76,7 @@ class ChannelsOptions(msgspec.Struct, frozen=True, kw_only=True):
 async def measure(options: ChannelsOptions, note: Callable[[str], None]) -> dict[str, Any]:
     """Runs everything on a new cluster; returns what `shoal bench channels --json` prints."""
     note("starting a cluster of one server and its agent")
-    async with LocalCluster(servers=1) as cluster, contextlib.AsyncExitStack() as stack:
+    async with LocalCluster(servers=1, tls=options.tls) as cluster, contextlib.AsyncExitStack() as stack:
         pairs: dict[str, tuple[LoadProcess, LoadProcess]] = {}
         for contender in CONTENDERS:
             pairs[contender] = await _start(contender, stack), await _start(contender, stack)

@@ -15,6 +15,7 @@ from typing import Any, Final
 import hiredis
 
 from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, Target
+from shoal.wire.tls import client_context
 
 SLICE_BYTES: Final = 16384
 
@@ -96,7 +97,10 @@ class _Connection(asyncio.Protocol):
 
 
 async def _connect(target: Target) -> _Connection:
-    _, connection = await asyncio.get_running_loop().create_connection(_Connection, target.host, target.port)
+    tls = target.tls
+    _, connection = await asyncio.get_running_loop().create_connection(
+        _Connection, target.host, target.port, ssl=client_context(tls) if tls else None
+    )
     await connection.command("HELLO", "3", "AUTH", target.username, target.password)
     return connection
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from redis.asyncio import Redis
 
 from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, Target
+from shoal.lab.plain_tls import redis_py_tls
 
 
 def _client(target: Target, connections: int) -> Any:
@@ -23,6 +24,7 @@ def _client(target: Target, connections: int) -> Any:
         password=target.password,
         max_connections=connections,
         socket_timeout=None,
+        **redis_py_tls(target.tls),
     )
 
 

@@ -12,7 +12,9 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
+from shoal.coordination.link import parse_address
 from shoal.errors import ShoalError
+from shoal.wire.tls import TlsSettings
 
 REDIS_PY: Final = "redis-py"
 RAW: Final = "raw"
@@ -33,6 +35,11 @@ class Target(msgspec.Struct, frozen=True):
     username: str
     password: str
     url: str
+
+    @property
+    def tls(self) -> TlsSettings | None:
+        """The TLS of all connections; None without TLS."""
+        return parse_address(self.url, None, None).tls
 
 
 class BenchReceiver(Protocol):

@@ -12,6 +12,7 @@ from shoal.errors import PublishError
 from shoal.lab.bench.contender import Target
 from shoal.wire.commands import encode_commands
 from shoal.wire.envelope import HEADER, MAGIC, stream_id
+from shoal.wire.tls import client_context
 
 CHANNELS: Final = 1000
 PREFIX: Final = b"flood."
@@ -28,7 +29,7 @@ def flood(target: Target, messages: int, payload_bytes: int) -> int:
     names = [b"%b%d" % (PREFIX, number) for number in range(CHANNELS)]
     block = encode_commands([(b"PUBLISH", name, header + b"x" * payload_bytes) for name in names])
     blocks = max(1, messages // CHANNELS)
-    with socket.create_connection((target.host, target.port), TIMEOUT_S) as connection:
+    with _connect(target) as connection:
         connection.sendall(encode_commands([(b"AUTH", target.username.encode(), target.password.encode())]))
         awaited = 1
         for _ in range(blocks):
@@ -39,6 +40,11 @@ def flood(target: Target, messages: int, payload_bytes: int) -> int:
         while awaited:
             awaited -= _replies(connection)
     return blocks * CHANNELS
+
+
+def _connect(target: Target) -> socket.socket:
+    plain = socket.create_connection((target.host, target.port), TIMEOUT_S)
+    return client_context(target.tls).wrap_socket(plain, server_hostname=target.host) if target.tls else plain
 
 
 def _replies(connection: socket.socket) -> int:

@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 
 from shoal.coordination.link import parse_address
 from shoal.errors import PlanError, ProtocolError
+from shoal.lab.plain_tls import redis_py_tls
 from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.round_log import (
@@ -99,7 +100,13 @@ class PlainClients:
 
     def _client(self, server: ServerAddress) -> Redis:
         login = self._login
-        return Redis(host=server.host, port=server.port, username=login.username, password=login.password)
+        return Redis(
+            host=server.host,
+            port=server.port,
+            username=login.username,
+            password=login.password,
+            **redis_py_tls(login.tls),
+        )
 
     # Plain publishers and subscribers
 

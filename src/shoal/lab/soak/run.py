@@ -152,12 +152,11 @@ def _count_forwarded(state: ClusterState) -> int:
     What an agent counted in the second in which it was killed is not included.
     """
     total = 0
-    for server in state.servers:
+    book = PRODUCTION.with_tls(state.tls_for(READER)).address_book
+    for to in map(book.reach, state.server_addresses()):
         login = READER, state.passwords[READER]
         try:
-            entries: Any = ask(
-                server.host, server.port, *login, "XRANGE", TELEMETRY_KEY, "-", "+", dial=PRODUCTION.dial
-            )
+            entries: Any = ask(to.host, to.port, *login, "XRANGE", TELEMETRY_KEY, "-", "+", dial=to.dial)
         except (ShoalError, hiredis.ReplyError):
             continue
         for _, fields in entries:

@@ -45,7 +45,8 @@ class ClusterAddress:
             return self.listed
         where = self.coordinator
         login = where.username, where.password
-        with BlockingConnection(where.host, where.port, *login, dial=PRODUCTION.dial) as coordinator:
+        dial = PRODUCTION.with_tls(where.tls).coordinator_dial
+        with BlockingConnection(where.host, where.port, *login, dial=dial) as coordinator:
             paths = (FORMAT_KEY, PUBLIC_KEY, RING_KEY)
             format, key, ring = (coordinator.ask("GET", redis_key(path)) for path in paths)
         if key is None or ring is None:
@@ -70,7 +71,7 @@ def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] 
         return ClusterAddress(Login(user, password), None, listed_servers(options["servers"]))
     url = options.get("coordinator") or _local_url(options.get("statedir"), environ)
     address = parse_address(url, user, password)
-    return ClusterAddress(Login(address.username, address.password), address)
+    return ClusterAddress(Login(address.username, address.password, address.tls), address)
 
 
 def _local_url(state_dir: str | None, environ: Mapping[str, str]) -> str:

@@ -4,7 +4,8 @@ Owns the options. Spark accepts option names in any case; after this module they
 
     kind                telemetry (default) or channel
     channel, where      of kind channel: a name or pattern, and a filter
-    coordinator         shoal://user:password@host:port; or
+    coordinator         shoal://user:password@host:port, or shoals://...?ca=FILE&cert=FILE, with files that all
+                        workers have; or
     servers             s1=host:port,s2=host:port; or
     stateDir            the state directory of a local cluster (default: that of `shoal up`)
     user, password      login, if the address has none

@@ -19,7 +19,6 @@ import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
-from urllib.parse import quote
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -95,10 +94,7 @@ def _url(options: Mapping[str, str]) -> str:
     user, password = options.get("user"), options.get("password")
     if user is None and password is None:
         return url
-    address = parse_address(url, user, password)
-    login = f"{quote(address.username or '', safe='')}:{quote(address.password or '', safe='')}"
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    return f"shoal://{login}@{host}:{address.port}"
+    return parse_address(url, user, password).url
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
