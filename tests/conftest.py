@@ -10,6 +10,8 @@ A test can name its tier with a marker. Otherwise the tier follows from what it 
 a module in `tests/real` or with a name like `test_real_game.py`, or one that imports something of `SERVER_MODULES`,
 means `real`; everything else is `core`.
 
+With `--tls`, or SHOAL_LOCAL_TLS=true, clusters use TLS unless a test asks for one without.
+
 A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
 the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. The tiers run
 in the order spark, real, core, so that the long tests are not the last ones.
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TIERS: Final = ("spark", "real", "core")
-GROUPS: Final = ("shared_spark", "shared_cluster")
+GROUPS: Final = ("shared_spark", "shared_cluster", "tls_cluster")
 REAL: Final = Path(__file__).parent / "real"
 SERVER_MODULES: Final = {
     "shoal.cluster.local",
@@ -54,6 +56,20 @@ settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" e
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background ignores it, and tests press Ctrl-C
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option for clusters with TLS."""
+    parser.addoption("--tls", action="store_true", help="run real clusters with TLS")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Makes TLS the default of clusters in this process, and of `shoal up` in others."""
+    if config.getoption("--tls") or os.environ.get("SHOAL_LOCAL_TLS", "").lower() in ("true", "1"):
+        from shoal.cluster.local import LocalCluster
+
+        LocalCluster.default_tls = True
+        os.environ["SHOAL_LOCAL_TLS"] = "true"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -7,13 +7,12 @@ shell runs in production and, on virtual time, in the simulator.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from random import Random, SystemRandom
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from shoal.coordination.interface import Coordinator
 from shoal.wire.address_book import AddressBook, Endpoint
@@ -23,12 +22,6 @@ from shoal.wire.tls import TlsSettings, from_environment
 TIMER_GRAIN_S: Final = 0.000_5
 """How much later than requested a shell arms its timers. uvloop rounds delays to milliseconds. Without the margin a
 timer can fire early; the core then finds nothing due, and the loop spins until the timer is due."""
-
-
-MISMATCH_CHECK_S: Final = 0.5
-"""How long a coordinator may be silent before it is checked whether only one side uses TLS."""
-
-T = TypeVar("T")
 
 
 class ConnectCoordinator(Protocol):
@@ -42,33 +35,10 @@ async def _connect_redis(url: str, timeout_s: float, runtime: Runtime) -> Coordi
     from shoal.coordination.link import parse_address
     from shoal.coordination.redis import RedisCoordinator  # the simulator never needs it
 
-    address = parse_address(url, None, None)
-    dial = runtime.with_tls(address.tls).coordinator_dial
-    connecting = asyncio.ensure_future(
-        RedisCoordinator.connect(url, timeout_s=timeout_s, dial=dial, random=runtime.random)
+    dial = runtime.with_tls(parse_address(url, None, None).tls).coordinator_dial
+    return await RedisCoordinator.connect(
+        url, timeout_s=timeout_s, dial=dial, random=runtime.random, diagnose=find_mismatch
     )
-    try:
-        answered, _ = await asyncio.wait({connecting}, timeout=MISMATCH_CHECK_S)
-        if not answered:
-            mismatch = await _limited(find_mismatch(address.host, address.port, address.tls), timeout_s)
-            if mismatch is not None:
-                raise mismatch
-        return await connecting
-    finally:
-        connecting.cancel()  # no effect if it has connected
-        connecting.add_done_callback(_ignore_failure)
-
-
-def _ignore_failure(task: asyncio.Future[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
-
-
-async def _limited(work: Awaitable[T], timeout_s: float) -> T | None:
-    try:
-        return await asyncio.wait_for(work, timeout_s)
-    except TimeoutError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)

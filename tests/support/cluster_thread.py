@@ -31,8 +31,9 @@ def patient_agent(server: ServerAddress) -> Sequence[str]:
 class ClusterThread:
     """Starts a cluster, and stops it at the end of the block."""
 
-    def __init__(self, servers: int) -> None:
+    def __init__(self, servers: int, tls: bool | None = None) -> None:
         self._servers = servers
+        self._tls = tls
         self._ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
@@ -71,7 +72,8 @@ class ClusterThread:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         limits = Limits(server_lease_s=LEASE_S)
-        async with LocalCluster(self._servers, limits=limits, agent_command=patient_agent) as self._cluster:
+        cluster = LocalCluster(self._servers, limits=limits, agent_command=patient_agent, tls=self._tls)
+        async with cluster as self._cluster:
             self.url = self._cluster.url
             self._ready.set()
             await self._end.wait()

@@ -150,9 +150,7 @@ def test_a_blocking_connection_raises_the_same_errors(server: RedisServer) -> No
 def test_a_coordinator_without_tls_is_found_out(loop: Loop, shared: TlsFiles) -> None:
     async def work() -> None:
         with RedisServer() as plain, pytest.raises(TlsError, match=r"does not use TLS on this port.*write shoal://"):
-            await PRODUCTION.coordinator(
-                Address("127.0.0.1", plain.port, None, None, shared.settings()).url, PATIENCE_S
-            )
+            await PRODUCTION.coordinator(Address("127.0.0.1", plain.port, None, None, shared.settings()).url, 3.0)
 
     run(loop, work())
 

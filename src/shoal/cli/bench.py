@@ -79,6 +79,7 @@ def _add_channels(parser: argparse._ArgumentGroup) -> None:
         metavar="N",
         help=f"subscribed connections of the fan-out (default {defaults.connections})",
     )
+    parser.add_argument("--tls", action="store_true", help="use TLS for all contenders, the server and its agent")
 
 
 def _add_plan(parser: argparse._ArgumentGroup) -> None:
@@ -116,6 +117,7 @@ def _measure_channels(args: argparse.Namespace) -> Facts:
         payload_bytes=args.payload_bytes,
         tasks=args.tasks,
         connections=args.connections,
+        tls=args.tls,
     )
     return asyncio.run(channels.measure(options, note))
 

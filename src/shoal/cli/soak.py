@@ -80,6 +80,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--kill-agents", action="store_true", help="keep killing agents")
     parser.add_argument("--kill-server", action="store_true", help="kill servers from time to time")
     parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator from time to time")
+    parser.add_argument("--tls", action="store_true", help="channels, moves: use TLS on all connections")
     parser.add_argument(
         "--seed",
         type=int,
@@ -124,7 +125,7 @@ def _seconds(args: argparse.Namespace) -> float:
 def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
     from shoal.lab.soak.balancer_round import BalancedOptions, SurgeScenario
 
-    others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator")
+    others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", "tls")
     for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
@@ -177,6 +178,7 @@ def _options(args: argparse.Namespace) -> SoakOptions:
         limits=args.settings.limits,
         moves=moves,
         burst=burst,
+        tls=args.tls,
     )
 
 

@@ -164,23 +164,23 @@ def _ports() -> Finding:
 
 
 def _certificates(directory: StateDir) -> Iterator[Finding]:
-    """The certificates of the local cluster, and of the configured files, if there are any."""
-    configured = from_environment(os.environ).files()
-    for path in [*sorted(directory.tls.glob("*.pem")), *map(Path, configured)]:
+    """The certificates of a local cluster that runs, and the configured files, if there are any: the first to expire
+    of each."""
+    files = from_environment(os.environ)
+    local = sorted(directory.tls.glob("*.pem")) if directory.owner() is not None else []
+    for paths in (local, [Path(path) for path in (files.ca, files.cert) if path]):
         try:
-            left_s = expires_at(path) - time.time()
+            left = sorted((expires_at(path) - time.time(), path) for path in paths)
         except TlsError as error:
             yield Finding("tls", "fail", error.what, error.do or "")
             continue
-        text = f"{path} is valid for {left_s / _DAY_S:.1f} days"
-        if left_s <= 0:
-            expired = f"{path} expired {-left_s / _DAY_S:.1f} days ago"
-            level: Level = "fail" if directory.owner() is not None or path not in directory.tls.iterdir() else "warn"
-            yield Finding("tls", level, expired, "run `shoal tls renew`; a new `shoal up --tls` also renews it")
-        elif left_s < EXPIRY_WARN_S:
-            yield Finding("tls", "warn", text, "run `shoal tls renew` before then")
-        else:
-            yield Finding("tls", "ok", text)
+        for left_s, path in left[:1]:
+            if left_s <= 0:
+                yield Finding("tls", "fail", f"{path} has expired", "run `shoal tls renew`")
+            elif left_s < EXPIRY_WARN_S:
+                yield Finding("tls", "warn", f"{path} expires in {left_s / _DAY_S:.1f} days", "run `shoal tls renew`")
+            else:
+                yield Finding("tls", "ok", f"{path}, the first to expire, is valid for {left_s / _DAY_S:.0f} days")
 
 
 def _state(directory: StateDir) -> Finding:

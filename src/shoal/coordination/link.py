@@ -12,7 +12,7 @@ import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import hiredis
@@ -58,6 +58,9 @@ FAILURES: Final = (ConnectError, ProtocolError, hiredis.ReplyError, OSError)
 _TOO_MANY_CLIENTS: Final = "ERR max number of clients reached"
 
 T = TypeVar("T")
+
+Diagnose: TypeAlias = Callable[[str, int, TlsSettings | None], Awaitable[TlsError | None]]
+"""Finds out why a server at a host and port does not answer, with TLS or without; None if it cannot tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +148,9 @@ class Link:
     `timeout_s` bounds every operation, including retries and collisions. After it: CoordinatorUnavailableError.
     """
 
-    def __init__(self, address: Address, timeout_s: float, *, dial: Dial, random: Random) -> None:
+    def __init__(
+        self, address: Address, timeout_s: float, *, dial: Dial, random: Random, diagnose: Diagnose | None = None
+    ) -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.wait_s = timeout_s / ATTEMPTS_PER_TIMEOUT
@@ -156,6 +161,7 @@ class Link:
         self._dial = dial
         self._closed = False
         self._reached = False
+        self._diagnose = diagnose
 
     async def run(self, what: str, attempt: Callable[[Session], Awaitable[T]]) -> T:
         """Retry until success, until `timeout_s` has passed, or until an error that a retry does not fix."""
@@ -174,6 +180,7 @@ class Link:
                 delay_s = 0.0
             except FAILURES as error:
                 failure = self.translate(what, error)
+                failure = failure or await self._explain_silence(what, error)
                 if failure is not None:
                     raise failure from error
                 reason = str(error) or reason
@@ -258,6 +265,14 @@ class Link:
             )
         refusal = error if isinstance(error, hiredis.ReplyError) else error.__cause__
         return self._translate_refusal(what, str(refusal)) if isinstance(refusal, hiredis.ReplyError) else None
+
+    async def _explain_silence(self, what: str, error: Exception) -> ShoalError | None:
+        """Find out, once and only before the first success, whether the server is there but only one side uses TLS."""
+        diagnose, self._diagnose = self._diagnose, None
+        if self._reached or diagnose is None or isinstance(error.__cause__, ConnectionRefusedError):
+            return None
+        found = await diagnose(self.address.host, self.address.port, self.address.tls)
+        return None if found is None else self.translate(what, found)
 
     def _translate_refusal(self, what: str, text: str) -> ShoalError | None:
         code = text.partition(" ")[0]

@@ -33,7 +33,7 @@ from shoal.coordination.interface import (
 )
 from shoal.coordination.keys import Keys
 from shoal.coordination.layout import LEASE, MEMBER
-from shoal.coordination.link import Link, parse_address
+from shoal.coordination.link import Diagnose, Link, parse_address
 from shoal.coordination.writer import Writer
 from shoal.errors import ConfigError, CoordinatorError, CoordinatorUnavailableError
 from shoal.logs import get_log
@@ -90,17 +90,19 @@ class RedisCoordinator(Coordinator):
         password: str | None = None,
         timeout_s: float = 5.0,
         poll_s: float = POLL_S,
+        diagnose: Diagnose | None = None,
     ) -> Self:
         """Connect to `host:port`, `shoal://host:port` or `redis://user:password@host:port`.
 
         `timeout_s` bounds this call and each later operation, including reconnects. `poll_s` is how often an idle watch
-        checks for missed notifications. Raises CoordinatorUnavailableError, AuthenticationError or ServerTooOldError.
+        checks for missed notifications. `diagnose` finds out why a coordinator cannot be reached
+        for the first time. Raises CoordinatorUnavailableError, AuthenticationError, TlsError or ServerTooOldError.
         """
         if not 0 < timeout_s <= 3600 or not 0 < poll_s <= 3600:
             raise ConfigError(
                 f"timeout_s is {timeout_s} and poll_s is {poll_s}", do="choose values above 0 and at most 3600"
             )
-        link = Link(parse_address(address, username, password), timeout_s, dial=dial, random=random)
+        link = Link(parse_address(address, username, password), timeout_s, dial=dial, random=random, diagnose=diagnose)
         try:
             await link.check_connection()
         except BaseException:

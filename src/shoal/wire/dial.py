@@ -23,6 +23,8 @@ A transport that offers a plain `socket` (`get_extra_info`) and no `ssl_object` 
 directly while its own write buffer is empty. A transport that delays or transforms bytes offers no socket.
 """
 
+MISMATCH_WAIT_S: Final = 5.0
+"""How long a server may take to show whether it uses TLS."""
 ALERT_WAIT_S: Final = 1.0
 """How long to wait for the alert of a server that refused a certificate."""
 TLS_SHUTDOWN_S: Final = 1.0
@@ -60,6 +62,13 @@ def over_tls(settings: TlsSettings) -> Dial:
 async def find_mismatch(host: str, port: int, tls: TlsSettings | None) -> TlsError | None:
     """The error if a server that does not answer uses TLS and this process does not, or the reverse; None if it cannot
     be told. Redis waits silently for the rest of what it takes for a command, or closes the connection."""
+    try:
+        return await asyncio.wait_for(_mismatch(host, port, tls), MISMATCH_WAIT_S)
+    except TimeoutError:
+        return None
+
+
+async def _mismatch(host: str, port: int, tls: TlsSettings | None) -> TlsError | None:
     loop = asyncio.get_running_loop()
     first: asyncio.Future[bytes] = loop.create_future()
     transport: asyncio.Transport | None = None

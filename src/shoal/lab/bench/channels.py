@@ -248,7 +248,8 @@ def describe(options: ChannelsOptions) -> dict[str, str]:
     """What each workload and contender does, in words."""
     return {
         "all": (
-            f"{options.payload_bytes} byte payloads on one server of a cluster, observed by its agent; publisher and "
+            f"{options.payload_bytes} byte payloads on one server of a cluster, observed by its agent"
+            f"{', all with TLS and client certificates' if options.tls else ''}; publisher and "
             "subscriber are two processes, each with uvloop; every contender runs every workload in each of "
             f"{options.rounds} rounds, on new connections, after a warm-up; figures are medians over the rounds; CPU "
             "is user and system time of the process, per message (of the subscriber: per delivery)"

@@ -34,6 +34,8 @@ class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     moves: int = 0
     burst: int = 0
+    tls: bool = False
+    """Whether all connections use TLS, with certificates that are renewed during the soak."""
 
     @property
     def protocol(self) -> str:

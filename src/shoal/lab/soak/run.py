@@ -43,6 +43,8 @@ from shoal.wire.blocking_connection import ask
 from shoal.wire.envelope import TELEMETRY_KEY
 
 ROUND_S_MAX: Final = 60.0
+CERTIFICATE_S: Final = 30.0
+"""Validity of certificates in a soak with TLS: short, so that they are renewed while messages flow."""
 RESTART_PAUSE_S_MAX: Final = 1.0
 """Without this limit the supervisor would wait longer and longer before it restarts a process that is killed often."""
 
@@ -93,8 +95,9 @@ class Round(BaseRound):
 
     def make_cluster(self, directory: Path) -> LocalCluster:
         """A cluster whose supervisor restarts processes quickly."""
-        timing = Timing(restart_pause_s_max=RESTART_PAUSE_S_MAX)
-        return LocalCluster(self._options.servers, directory, limits=self._options.limits, timing=timing)
+        options = self._options
+        timing = Timing(restart_pause_s_max=RESTART_PAUSE_S_MAX, certificate_s=CERTIFICATE_S)
+        return LocalCluster(options.servers, directory, limits=options.limits, timing=timing, tls=options.tls or None)
 
     async def prepare(self, cluster: LocalCluster, stack: contextlib.AsyncExitStack) -> None:
         """Places channels, and follows the plan if there will be moves."""
