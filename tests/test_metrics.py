@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
+import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
+from tests.support.tls_files import TlsFiles
 
 from shoal import metrics
-from shoal.errors import ConfigError, PortInUseError
+from shoal.errors import ConfigError, PortInUseError, TlsError
+from shoal.wire.tls import TlsSettings, page_context
 
 
 @pytest.fixture
@@ -105,3 +111,35 @@ def test_the_page_is_served_on_loopback_until_closed(registry: CollectorRegistry
         with pytest.raises(PortInUseError, match=f"port {page.port} for metrics is in use"):
             metrics.MetricsPage(page.port, registry=registry)
     metrics.MetricsPage(page.port, registry=registry).close()
+
+
+def test_the_page_uses_tls_and_renewed_certificates(registry: CollectorRegistry, tmp_path: Path) -> None:
+    files = TlsFiles(tmp_path)
+    served = TlsSettings(cert=files.settings("server").cert)
+    trusting = ssl.create_default_context(cafile=files.settings().ca)
+
+    def read(port: int) -> bytes:
+        with urllib.request.urlopen(f"https://127.0.0.1:{port}/metrics", context=trusting) as answer:
+            text: bytes = answer.read()
+            return text
+
+    metrics.gauge("shoal_up", "Up.", registry=registry).set(1)
+    with (
+        metrics.MetricsPage(0, registry=registry, tls=page_context(served)) as page,
+        socket.create_connection(("127.0.0.1", page.port)),  # says nothing, and holds nobody up
+    ):
+        assert b"shoal_up 1.0" in read(page.port)
+        files.issue_server(valid_s=-1)
+        with pytest.raises(urllib.error.URLError, match="certificate has expired"):
+            read(page.port)
+        files.issue_server()
+        assert b"shoal_up 1.0" in read(page.port)
+        with pytest.raises(OSError, match=r".*"):
+            urllib.request.urlopen(f"http://127.0.0.1:{page.port}/metrics")
+
+
+def test_a_page_whose_certificate_is_missing_is_not_served(registry: CollectorRegistry) -> None:
+    with pytest.raises(TlsError, match=r"cannot read the TLS file /missing\.pem"):
+        metrics.MetricsPage(0, registry=registry, tls=page_context(TlsSettings(cert="/missing.pem")))
+    assert page_context(None) is None
+    assert page_context(TlsSettings()) is None

@@ -27,3 +27,22 @@ def test_site_and_rack_are_part_of_the_address(
     monkeypatch.setenv("SHOAL_URL", "shoal://agent:x@10.0.0.1:7400")
     assert cli.main(["agent", *ADDRESS, *flags]) == 0
     assert [options.address for options in started] == [address]
+
+
+@pytest.mark.parametrize(
+    ("url", "flags", "tls"),
+    [
+        ("shoal://agent:x@10.0.0.1:7400", (), False),
+        ("shoal://agent:x@10.0.0.1:7400", ("--tls",), True),
+        ("shoals://agent:x@10.0.0.1:7400", (), True),
+    ],
+)
+def test_the_server_is_announced_with_tls_if_the_cluster_uses_it(
+    url: str, flags: tuple[str, ...], tls: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[process.AgentOptions] = []
+    monkeypatch.setattr(process, "run_agent", started.append)
+    monkeypatch.setenv("SHOAL_LOG_LEVEL", "warning")
+    monkeypatch.setenv("SHOAL_URL", url)
+    assert cli.main(["agent", *ADDRESS, *flags]) == 0
+    assert [options.address.tls for options in started] == [tls]

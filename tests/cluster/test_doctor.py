@@ -9,6 +9,7 @@ import pytest
 
 from shoal.cli import main
 from shoal.cluster import doctor
+from shoal.cluster.authority import Authority
 from shoal.cluster.doctor import Finding, examine
 from shoal.cluster.servers import ServerProgram
 from shoal.cluster.state import StateDir
@@ -90,3 +91,22 @@ def test_up_refuses_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["up", "--servers", "0", "--state-dir", str(tmp_path / "none")]) == 1
     assert "from 1 to 1000" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("valid_s", "level"), [(-1, "fail"), (3 * 86400, "warn"), (60 * 86400, "ok")], ids=["expired", "soon", "valid"]
+)
+def test_configured_certificates_are_checked(
+    valid_s: int, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Authority.create(tmp_path, "test").issue("client", server=False, client=True, valid_s=valid_s)
+    monkeypatch.setenv("SHOAL_TLS_CERT", str(path))
+    found = by_check(tmp_path / "none")["tls"]
+    assert found.level == level
+    assert str(path) in found.text
+    assert found.do == ("" if level == "ok" else "run `shoal tls renew`")
+
+
+def test_a_missing_certificate_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOAL_TLS_CA", str(tmp_path / "missing.pem"))
+    assert by_check(tmp_path / "none")["tls"].level == "fail"

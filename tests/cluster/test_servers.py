@@ -18,12 +18,14 @@ from shoal.cluster.servers import (
     free_port,
     inspect_program,
     judge,
+    offers_tls,
     port_candidates,
     port_is_free,
     port_was_taken,
     write_setup,
 )
 from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
+from shoal.wire.tls import role_files
 
 
 @pytest.mark.parametrize(
@@ -143,3 +145,24 @@ def test_a_server_listens_where_its_site_is(tmp_path: Path) -> None:
     program = ServerProgram("/x/redis-server", "redis", (7, 0, 15), None, True, "")
     write_setup(ServerSetup(tmp_path, 7001, "", False, "10.1.2.3"), program)
     assert "bind 10.1.2.3" in (tmp_path / "server.conf").read_text().splitlines()
+
+
+def test_a_program_without_tls_is_not_used_for_a_cluster_with_tls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_server(tmp_path / "redis-server", "Redis server v=7.2.16 sha=0:0 malloc=libc bits=64 build=0")
+    assert not offers_tls(str(tmp_path / "redis-server"))
+    (only,) = [inspect_program(str(tmp_path / "redis-server"))]
+    assert only is not None
+    monkeypatch.setattr("shoal.cluster.servers.find_programs", lambda: [only])
+    assert choose_program() is only
+    with pytest.raises(ClusterError, match="was built without TLS: install a server with TLS"):
+        choose_program(tls=True)
+
+
+def test_with_tls_a_server_listens_on_no_other_port(tmp_path: Path) -> None:
+    setup = ServerSetup(tmp_path, 7001, "user default off\n", durable=False, tls=role_files("/a b", "s1"))
+    write_setup(setup, ServerProgram("/x", "redis", (7, 0, 15), None, True, ""))
+    lines = (tmp_path / "server.conf").read_text().splitlines()
+    assert {"port 0", "tls-port 7001", 'tls-cert-file "/a b/s1.pem"', "tls-auth-clients yes"} <= {*lines}
+    assert "port 7001" not in lines

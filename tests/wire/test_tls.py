@@ -1,5 +1,5 @@
-"""TLS settings and files: settings come from the address and the environment, files are read again when they change, and
-there is an error for each file that is unusable."""
+"""TLS settings and files: settings come from the address and the environment, files are read again when they change.
+There is an error for each file that is unusable."""
 
 from __future__ import annotations
 

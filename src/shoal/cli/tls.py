@@ -25,7 +25,7 @@ _DAY_S: Final = 86400.0
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _EXAMPLE: Final = (
     "shoal tls init --dir tls --coordinator 10.0.0.1 --server s1=10.0.0.11 --server s2=10.0.0.12,s2.example\n"
-    "shoal tls show --dir tls\nshoal tls renew --dir tls"
+    "shoal tls show --dir tls --json\nshoal tls renew --dir tls"
 )
 
 

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
 import hiredis
 
 from shoal.cluster.acl import ADMIN, AGENT, RENEWER, ROLES
-from shoal.cluster.authority import LOCAL_NAMES, RENEW_AT_SHARE, Authority, issued
+from shoal.cluster.authority import LOCAL_NAMES, RENEW_AT_SHARE, Authority
 from shoal.errors import ShoalError
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
-from shoal.wire.tls import TlsSettings, role_files
+from shoal.wire.tls import AUTHORITY_FILE, TlsSettings, role_files
 
 RETRY_S: Final = 5.0
 """How long to wait after a renewal that a server did not accept."""
@@ -33,17 +33,24 @@ _log: Final = get_log(__name__)
 
 
 class LocalCertificates:
-    """The authority and the certificates of one local cluster. `valid_s` is how long a certificate is valid."""
+    """The authority and the certificates of one local cluster. `valid_s` is how long a certificate is valid; `wall` is
+    the time of day."""
 
-    def __init__(self, folder: Path, cluster: str, valid_s: float, authority_s: float) -> None:
+    def __init__(
+        self, folder: Path, cluster: str, valid_s: float, authority_s: float, wall: Callable[[], float] = time.time
+    ) -> None:
         found = Authority.load(folder)
-        if found is None or found.expires_at - time.time() < authority_s * RENEW_AT_SHARE:
+        if found is None or found.expires_at - wall() < authority_s * RENEW_AT_SHARE:
             found = Authority.create(folder, cluster, authority_s)
-        for certificate in issued(folder):  # of the last cluster in this directory
-            (folder / f"{certificate.name}.pem").unlink(missing_ok=True)
+        for path in folder.glob("*.pem"):  # of the last cluster in this directory
+            if path.name != AUTHORITY_FILE:
+                path.unlink(missing_ok=True)
         self.folder = folder
         self._authority = found
         self._valid_s = valid_s
+        self._wall = wall
+        self._servers: dict[str, tuple[str, ...]] = {}
+        self._expires_at: dict[str, float] = {}
         for role in ROLES:
             self._issue_role(role)
 
@@ -53,36 +60,40 @@ class LocalCertificates:
 
     def issue_server(self, name: str, host: str) -> TlsSettings:
         """Issue the certificate of a server, or of the coordinator; return its files."""
-        self._authority.issue(name, hosts=(host, *LOCAL_NAMES), server=True, client=False, valid_s=self._valid_s)
+        self._servers[name] = (host, *LOCAL_NAMES)
+        self._issue(name, self._servers[name], server=True, client=False)
         return role_files(self.folder, name)
 
     def forget(self, server: str) -> None:
         """Delete the certificate of a server that was removed."""
+        self._servers.pop(server, None)
+        self._expires_at.pop(server, None)
         Path(role_files(self.folder, server).cert).unlink(missing_ok=True)
+
+    def renew(self) -> None:
+        """Issue all certificates again. Clients use them for their next connections; servers must be told."""
+        for role in ROLES:
+            self._issue_role(role)
+        for name, hosts in self._servers.items():
+            self._issue(name, hosts, server=True, client=False)
 
     def _issue_role(self, role: str) -> None:
         """Agents and balancers also serve metrics pages with their certificate."""
         serves = role in (AGENT, ADMIN)
-        hosts = LOCAL_NAMES if serves else ()
-        self._authority.issue(role, hosts=hosts, server=serves, client=True, valid_s=self._valid_s)
+        self._issue(role, LOCAL_NAMES if serves else (), server=serves, client=True)
+
+    def _issue(self, name: str, hosts: Sequence[str], *, server: bool, client: bool) -> None:
+        self._authority.issue(name, hosts=hosts, server=server, client=client, valid_s=self._valid_s)
+        self._expires_at[name] = self._wall() + self._valid_s
 
     def expires_at(self) -> float:
         """The time of day at which the first certificate expires."""
-        return min(certificate.expires_at for certificate in issued(self.folder))
-
-    def is_due(self) -> bool:
-        """Whether a certificate should be renewed now."""
-        return self.expires_at() - time.time() <= self.renewal_ahead_s
+        return min(self._expires_at.values())
 
     @property
-    def renewal_ahead_s(self) -> float:
-        """How long before its expiry a certificate is renewed."""
-        return self._valid_s * RENEW_AT_SHARE
-
-    def renew(self) -> None:
-        """Issue all certificates again. Clients use them for their next connections; servers must be told."""
-        for certificate in issued(self.folder):
-            certificate.renew(self._authority, self._valid_s)
+    def pause_s(self) -> float:
+        """How long no certificate needs to be renewed; 0 or less if one is due."""
+        return self.expires_at() - self._valid_s * RENEW_AT_SHARE - self._wall()
 
 
 class CertificateRenewal:
@@ -102,14 +113,15 @@ class CertificateRenewal:
     async def run(self) -> None:
         """Renew in time until cancelled."""
         while True:
-            if self._certificates.is_due():
+            if self._certificates.pause_s <= 0:
                 try:
                     await self.renew()
                 except OSError as error:
-                    _log.error("certificates not renewed, retrying", why=str(error), do="check the disk")
+                    _log.error("certificates not renewed, retrying", why=str(error), do="check the state directory")
             elif self._behind:
                 await self._tell(server for server in self._servers() if server.id in self._behind)
-            await asyncio.sleep(self._pause_s())
+            pause_s = self._certificates.pause_s
+            await asyncio.sleep(RETRY_S if self._behind or pause_s <= 0 else min(pause_s, CHECK_S_MAX))
 
     async def renew(self) -> tuple[str, ...]:
         """Renew now; return the servers that did not accept their new certificate and will be told again."""
@@ -120,12 +132,6 @@ class CertificateRenewal:
 
     async def _tell(self, servers: Iterable[ServerAddress]) -> None:
         await asyncio.gather(*map(self._reload, list(servers)))
-
-    def _pause_s(self) -> float:
-        if self._behind:
-            return RETRY_S
-        left_s = self._certificates.expires_at() - time.time()
-        return min(CHECK_S_MAX, max(0.1, left_s - self._certificates.renewal_ahead_s))
 
     async def _reload(self, server: ServerAddress) -> None:
         """Tell a server to read its certificate again."""

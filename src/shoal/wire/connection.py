@@ -194,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self._handshake_done.cancel()
             if self._transport is not None:
                 self._transport.abort()
-            if type(error) is ConnectError and self._encrypted:
+            if type(error) is ConnectError and self._encrypted and self.ended.is_set():
                 alert = await find_alert(self._dial, self.host, self.port)
                 if alert is not None:
                     raise alert from error
@@ -512,7 +512,7 @@ class Connection(asyncio.BufferedProtocol):
         self._usable = False
         self._transport = None
         self._pending.clear()
-        if self._error is None and exc is not None:
+        if self._error is None and exc is not None and not self._ended_by_us:
             self._error = self._broken(exc)
         self.ended.set()
         if self._opened:

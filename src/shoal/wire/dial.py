@@ -86,6 +86,7 @@ async def _mismatch(host: str, port: int, tls: TlsSettings | None) -> TlsError |
     except OSError:
         return None
     finally:
+        first.cancel()
         if transport is not None:
             transport.abort()
 
@@ -98,17 +99,20 @@ async def find_alert(dial: Dial, host: str, port: int) -> TlsError | None:
     """
     first: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
     try:
-        transport = await dial(lambda: _FirstBytes(first), host, port)
-        try:
-            await asyncio.wait_for(first, ALERT_WAIT_S)
-        finally:
-            transport.abort()
+        async with asyncio.timeout(ALERT_WAIT_S):
+            transport = await dial(lambda: _FirstBytes(first), host, port)
+            try:
+                await first
+            finally:
+                transport.abort()
     except ssl.SSLError as error:
         return explain(error, f"{host}:{port}")
     except TlsError as error:
         return error
     except OSError:
         return None
+    finally:
+        first.cancel()
     return None
 
 
