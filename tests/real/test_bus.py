@@ -440,7 +440,7 @@ async def test_a_cancelled_subscribe_leaves_nothing(bus: shoal.Bus) -> None:
 
 
 async def test_a_wrong_password_is_refused(url: str) -> None:
-    wrong = f"shoal://client:wrong@{url.rpartition('@')[2]}"
+    wrong = f"{url.partition('://')[0]}://client:wrong@{url.rpartition('@')[2]}"
     with pytest.raises(AuthenticationError, match="refused user 'client'"):
         await shoal.connect(wrong).open()
 

@@ -365,7 +365,7 @@ async def test_a_gap_is_raised_or_delivered_but_never_silent(client: redis.Redis
 
 
 async def test_errors_are_redis_pys(url: str) -> None:
-    wrong = f"shoal://client:wrong@{url.rpartition('@')[2]}"
+    wrong = f"{url.partition('://')[0]}://client:wrong@{url.rpartition('@')[2]}"
     with pytest.raises(exceptions.AuthenticationError) as caught:
         await redis.from_url(wrong).ping()
     assert isinstance(caught.value.__cause__, shoal.ShoalError)

@@ -7,6 +7,7 @@ import asyncio
 import os
 import ssl
 import stat
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from shoal.errors import TlsError
 from shoal.history.server_reader import ServerReader
 from shoal.message import Message
 from shoal.pipeline.source.cluster_address import read_cluster_address
+from shoal.plan.ring import ServerAddress
 from shoal.redis.pubsub import PubSub
 from shoal.wire.tls import TlsSettings, client_context
 
@@ -307,8 +309,20 @@ async def test_short_lived_certificates_are_renewed_in_time(tmp_path: Path) -> N
             return len(seen) >= 4
 
         await until(renewed)
+        cluster.pause("s1")  # it misses a renewal until its certificate has expired, and is told all the same
         expires_at = cluster.status().certificates_expire_at
         assert expires_at is not None
+        await asyncio.sleep(expires_at - time.time())
+        cluster.resume("s1")
+        await until(lambda: _opens(server, tls))
+
+
+async def _opens(server: ServerAddress, tls: TlsSettings) -> bool:
+    try:
+        await serial(server.host, server.port, tls)
+    except OSError:
+        return False
+    return True
 
 
 async def test_the_authority_outlives_the_cluster_but_no_certificate_does(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from shoal.errors import CoordinatorUnavailableError, TlsError
 from shoal.runtime import PRODUCTION
 from shoal.wire.blocking_connection import BlockingConnection, ask
 from shoal.wire.connection import Connection
-from shoal.wire.dial import over_tls, tcp
+from shoal.wire.dial import Dial, over_tls, tcp
 from shoal.wire.tls import TlsSettings
 
 Loop = Callable[[], asyncio.AbstractEventLoop]
@@ -43,14 +43,14 @@ def files(tmp_path: Path) -> TlsFiles:
     return TlsFiles(tmp_path)
 
 
-def connection(server: RedisServer, tls: TlsSettings, host: str = "127.0.0.1") -> Connection:
+def connection(server: RedisServer, tls: TlsSettings, host: str = "127.0.0.1", dial: Dial | None = None) -> Connection:
     return Connection(
         host,
         server.port,
         username=None,
         password=None,
         name="test",
-        dial=over_tls(tls),
+        dial=dial or over_tls(tls),
         connect_timeout_s=PATIENCE_S,
         answer_timeout_s=PATIENCE_S,
     )
@@ -121,6 +121,12 @@ def test_an_expired_certificate_is_named(loop: Loop, server: RedisServer, shared
             await refused(expired, files.settings(), "the certificate of .* has expired: renew it")
             async with connection(expired, msgspec.structs.replace(files.settings(), verify=False)):
                 pass
+            late = over_tls(files.settings(), ignore_expiry=True)
+            async with connection(expired, files.settings(), dial=late):
+                pass
+            stranger = over_tls(shared.settings(), ignore_expiry=True)
+            with pytest.raises(TlsError, match="is not from a trusted authority"):
+                await connection(expired, shared.settings(), dial=stranger).open()
         shared.authority.issue("late", server=False, client=True, valid_s=-1)
         await refused(server, shared.settings("late"), "refused this client's certificate: it has expired")
 

@@ -19,15 +19,16 @@ from shoal.cluster.authority import LOCAL_NAMES, RENEW_AT_SHARE, Authority
 from shoal.errors import ShoalError
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
-from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
+from shoal.wire.dial import over_tls
 from shoal.wire.tls import AUTHORITY_FILE, TlsSettings, role_files
 
 RETRY_S: Final = 5.0
 """How long to wait after a renewal that a server did not accept."""
 CHECK_S_MAX: Final = 3600.0
 """How often the expiry is checked at least; clocks jump."""
-_TIMEOUT_S: Final = 5.0
+_TIMEOUT_S: Final = 20.0
+"""How long a server may take to load its certificate."""
 
 _log: Final = get_log(__name__)
 
@@ -145,15 +146,15 @@ class CertificateRenewal:
 
 
 async def reload_certificate(server: ServerAddress, password: str, path: str, tls: TlsSettings) -> None:
-    """Make a server read its certificate and key again. New connections get the new certificate."""
-    to = PRODUCTION.with_tls(tls).address_book.reach(server)
+    """Make a server read its certificate and key again. New connections get the new certificate. The old one may have
+    expired: a server that did not answer in time could not be told otherwise."""
     connection = Connection(
-        to.host,
-        to.port,
+        server.host,
+        server.port,
         username=RENEWER,
         password=password,
         name="shoal-supervisor",
-        dial=to.dial,
+        dial=over_tls(tls, ignore_expiry=True),
         connect_timeout_s=_TIMEOUT_S,
         answer_timeout_s=_TIMEOUT_S,
     )

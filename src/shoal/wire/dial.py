@@ -38,8 +38,9 @@ async def tcp(protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, p
     return transport
 
 
-def over_tls(settings: TlsSettings) -> Dial:
-    """A dialer that opens TCP connections with TLS."""
+def over_tls(settings: TlsSettings, *, ignore_expiry: bool = False) -> Dial:
+    """A dialer that opens TCP connections with TLS. With `ignore_expiry`, to a server whose certificate may have
+    expired."""
 
     async def dial(protocol_factory: Callable[[], asyncio.BaseProtocol], host: str, port: int) -> asyncio.Transport:
         try:
@@ -47,7 +48,7 @@ def over_tls(settings: TlsSettings) -> Dial:
                 protocol_factory,
                 host,
                 port,
-                ssl=client_context(settings),
+                ssl=client_context(settings, ignore_expiry=ignore_expiry),
                 server_hostname=settings.server_name or host,
                 ssl_shutdown_timeout=TLS_SHUTDOWN_S,
             )

@@ -147,30 +147,38 @@ def _switch(name: str, text: str) -> bool:
 # -- contexts ----------------------------------------------------------------------------------------------------------
 
 _Stamp: TypeAlias = tuple[tuple[int, int, int], ...]
-_contexts: Final[dict[tuple[TlsSettings, bool], tuple[_Stamp, ssl.SSLContext]]] = {}
+_contexts: Final[dict[tuple[TlsSettings, str], tuple[_Stamp, ssl.SSLContext]]] = {}
+_CLIENT: Final = "client"
+_LATE_CLIENT: Final = "client that ignores expiry"
+_PAGE: Final = "page"
+_IGNORE_TIME: Final = 0x200000
+"""OpenSSL's X509_V_FLAG_NO_CHECK_TIME."""
 
 
-def client_context(settings: TlsSettings) -> ssl.SSLContext:
-    """The context for connections to servers, from the files as they are now; raises TlsError if they are unusable."""
-    return _context(settings, server=False)
+def client_context(settings: TlsSettings, *, ignore_expiry: bool = False) -> ssl.SSLContext:
+    """The context for connections to servers, from the files as they are now; raises TlsError if they are unusable.
+
+    With `ignore_expiry` a server's certificate may have expired; its authority and name are still checked.
+    """
+    return _context(settings, _LATE_CLIENT if ignore_expiry else _CLIENT)
 
 
 def page_context(settings: TlsSettings | None) -> Callable[[], ssl.SSLContext] | None:
     """What gives the context for a page that this process serves with its own certificate; None if it has none."""
     if settings is None or not settings.cert:
         return None
-    return lambda: _context(settings, server=True)
+    return lambda: _context(settings, _PAGE)
 
 
-def _context(settings: TlsSettings, *, server: bool) -> ssl.SSLContext:
+def _context(settings: TlsSettings, purpose: str) -> ssl.SSLContext:
     """A kept context is used while its files are unchanged, and while they are being replaced."""
-    at = settings, server
+    at = settings, purpose
     kept = _contexts.get(at)
     try:
         stamp = tuple(_stamp(path) for path in settings.files())
         if kept is not None and kept[0] == stamp:
             return kept[1]
-        context = _load(settings, server=server)
+        context = _load(settings, purpose)
     except TlsError as error:
         if kept is None:
             raise
@@ -190,12 +198,14 @@ def _stamp(path: str) -> tuple[int, int, int]:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def _load(settings: TlsSettings, *, server: bool) -> ssl.SSLContext:
+def _load(settings: TlsSettings, purpose: str) -> ssl.SSLContext:
     from shoal.wire import tls_expiry  # only processes that use TLS need it
 
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if purpose == _PAGE else ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    if not server:
+    if purpose == _LATE_CLIENT:
+        context.verify_flags = ssl.VerifyFlags(context.verify_flags | _IGNORE_TIME)
+    if purpose != _PAGE:
         context.check_hostname = settings.verify
         context.verify_mode = ssl.CERT_REQUIRED if settings.verify else ssl.CERT_NONE
         if settings.ca:
