@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -13,7 +16,7 @@ import uvloop
 from tests.support.redis_server import RedisServer
 from tests.support.tls_files import TlsFiles
 
-from shoal.coordination.link import Address
+from shoal.coordination.link import Address, Link
 from shoal.errors import CoordinatorUnavailableError, TlsError
 from shoal.runtime import PRODUCTION
 from shoal.wire.blocking_connection import BlockingConnection, ask
@@ -219,3 +222,40 @@ async def test_a_client_that_was_connected_waits_for_the_renewal(files: TlsFiles
 def test_the_tcp_dialer_stays_without_tls() -> None:
     assert PRODUCTION.dial is tcp
     assert PRODUCTION.coordinator_dial is tcp
+
+
+# -- a server that is busy with handshakes -----------------------------------------------------------------------------
+
+
+async def test_a_slow_handshake_is_finished_by_a_later_attempt(shared: TlsFiles) -> None:
+    """A server that all clients reach at once after a restart does each handshake once, not once for each timeout."""
+    with RedisServer(tls=shared.settings("server"), config=["loglevel verbose"]) as server:
+        address = Address("127.0.0.1", server.port, None, None, shared.settings())
+        link = Link(address, 0.2, dial=over_tls(shared.settings()), random=Random(1))
+        os.kill(server.pid, signal.SIGSTOP)
+        for _ in range(5):
+            with pytest.raises(CoordinatorUnavailableError):
+                await link.check_connection()
+        os.kill(server.pid, signal.SIGCONT)
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    await link.check_connection()
+                except CoordinatorUnavailableError:
+                    continue
+                break
+        assert server.log.count("Accepted 127.0.0.1") == 1
+        assert "Error accepting" not in server.log
+        await link.close()
+
+
+async def test_a_closed_link_leaves_no_handshake_behind(shared: TlsFiles) -> None:
+    with RedisServer(tls=shared.settings("server")) as server:
+        address = Address("127.0.0.1", server.port, None, None, shared.settings())
+        link = Link(address, 0.2, dial=over_tls(shared.settings()), random=Random(1))
+        os.kill(server.pid, signal.SIGSTOP)
+        with pytest.raises(CoordinatorUnavailableError):
+            await link.check_connection()
+        await link.close()
+        os.kill(server.pid, signal.SIGCONT)
+        assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -44,8 +44,12 @@ RETRY_DELAY_S_MIN: Final = 0.02
 RETRY_DELAY_S_MAX: Final = 0.5
 ATTEMPTS_PER_TIMEOUT: Final = 3
 """A connection that does not answer is dropped after this fraction of `timeout_s`, to leave time for another
-attempt.
+attempt. With TLS it gets all of `timeout_s`: another attempt would cost the server another handshake.
 """
+
+TLS_CONNECT_S: Final = 5.0
+"""Shortest limit for opening a connection with TLS. After a restart of the coordinator all clients connect at once, and
+a handshake costs ten times as much as a connection without TLS."""
 
 SCHEMES: Final = {"shoal": False, "redis": False, "shoals": True, "rediss": True}
 """The schemes of an address, and whether they ask for TLS."""
@@ -153,8 +157,11 @@ class Link:
     ) -> None:
         self.address = address
         self.timeout_s = timeout_s
-        self.wait_s = timeout_s / ATTEMPTS_PER_TIMEOUT
+        self.wait_s = timeout_s if address.tls else timeout_s / ATTEMPTS_PER_TIMEOUT
         """How long one connection may take to answer."""
+        self._connect_s = max(timeout_s, TLS_CONNECT_S) if address.tls else self.wait_s
+        self._openings: dict[Connection, asyncio.Future[None]] = {}
+        """Connections with TLS that were still opening when their attempt ran out of time."""
         self._idle: list[Connection] = []
         self._slots = asyncio.Semaphore(CONNECTIONS_MAX)
         self._random = random
@@ -180,7 +187,9 @@ class Link:
                 delay_s = 0.0
             except FAILURES as error:
                 failure = self.translate(what, error)
-                failure = failure or await self._explain_silence(what, error)
+                if failure is None and not isinstance(error.__cause__, ConnectionRefusedError):
+                    mismatch = await self._find_mismatch()
+                    failure = None if mismatch is None else self.translate(what, mismatch)
                 if failure is not None:
                     raise failure from error
                 reason = str(error) or reason
@@ -195,10 +204,11 @@ class Link:
 
     async def _attempt(self, attempt: Callable[[Session], Awaitable[T]]) -> T:
         async with self._slots:
-            session = Session(self._take_idle() or self.new_connection())
+            connection = self._take_idle() or self._take_opening() or self.new_connection()
+            session = Session(connection)
             try:
-                if not session.connection.usable:
-                    await session.connection.open()
+                if not connection.usable or connection in self._openings:
+                    await self._open(connection)
                     self._reached = True
                 result = await attempt(session)
                 if session.watching:
@@ -207,10 +217,36 @@ class Link:
                 self._give_back(session)
                 raise
             except BaseException:
-                session.connection.abort()
+                if connection not in self._openings:
+                    connection.abort()
                 raise
             self._give_back(session)
             return result
+
+    async def _open(self, connection: Connection) -> None:
+        """Open a connection. With TLS, one that takes longer than this attempt goes on opening, for the next attempt:
+        when many clients connect at once, a server that is busy with handshakes must not do the same one twice.
+        """
+        if self.address.tls is None:
+            await connection.open()
+            return
+        opening = self._openings.pop(connection, None) or asyncio.ensure_future(connection.open())
+        try:
+            await asyncio.wait({opening}, timeout=self.timeout_s / ATTEMPTS_PER_TIMEOUT)
+            if not opening.done() and (mismatch := await self._find_mismatch()) is not None:
+                opening.cancel()
+                raise mismatch
+            await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            if self._closed or opening.cancelled() or len(self._openings) >= CONNECTIONS_MAX:
+                opening.cancel()
+            else:
+                self._openings[connection] = opening
+            raise
+
+    def _take_opening(self) -> Connection | None:
+        """Return a connection that an earlier attempt began to open, or None. `_open` gets its result."""
+        return next(iter(self._openings), None)
 
     def _take_idle(self) -> Connection | None:
         """Return an idle connection that is still open, or None."""
@@ -238,7 +274,7 @@ class Link:
             name=CLIENT_NAME,
             pushed=pushed,
             dial=self._dial,
-            connect_timeout_s=self.wait_s,
+            connect_timeout_s=self._connect_s,
             answer_timeout_s=self.wait_s,
             frame_bytes_max=REPLY_BYTES_MAX,
         )
@@ -266,13 +302,12 @@ class Link:
         refusal = error if isinstance(error, hiredis.ReplyError) else error.__cause__
         return self._translate_refusal(what, str(refusal)) if isinstance(refusal, hiredis.ReplyError) else None
 
-    async def _explain_silence(self, what: str, error: Exception) -> ShoalError | None:
+    async def _find_mismatch(self) -> TlsError | None:
         """Find out, once and only before the first success, whether the server is there but only one side uses TLS."""
         diagnose, self._diagnose = self._diagnose, None
-        if self._reached or diagnose is None or isinstance(error.__cause__, ConnectionRefusedError):
+        if self._reached or diagnose is None:
             return None
-        found = await diagnose(self.address.host, self.address.port, self.address.tls)
-        return None if found is None else self.translate(what, found)
+        return await diagnose(self.address.host, self.address.port, self.address.tls)
 
     def _translate_refusal(self, what: str, text: str) -> ShoalError | None:
         code = text.partition(" ")[0]
@@ -312,6 +347,10 @@ class Link:
         """Close idle connections; connections in use close when their attempt ends."""
         self._closed = True
         self._drop_idle()
+        openings, self._openings = self._openings, {}
+        for opening in openings.values():
+            opening.cancel()
+        await asyncio.gather(*openings.values(), return_exceptions=True)
 
     def _drop_idle(self) -> None:
         """Drop idle connections: after one failed, the others have probably failed too."""
