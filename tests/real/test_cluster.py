@@ -42,6 +42,7 @@ from shoal.plan.keys import PUBLIC_KEY, RING_KEY
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
 
 STANDIN = Path(__file__).parent.parent / "support" / "standin_agent.py"
 LEASE_S = 1.0
@@ -64,8 +65,13 @@ def standin(server: ServerAddress) -> Sequence[str]:
     ]
 
 
-def a_cluster(servers: int = 2, state_dir: Path | None = None) -> LocalCluster:
-    return LocalCluster(servers, state_dir, limits=LIMITS, timing=TIMING, agent_command=standin)
+def a_cluster(servers: int = 2, state_dir: Path | None = None, tls: bool | None = None) -> LocalCluster:
+    return LocalCluster(servers, state_dir, limits=LIMITS, timing=TIMING, agent_command=standin, tls=tls)
+
+
+def ask_admin(cluster: LocalCluster, server: ServerAddress, *command: str) -> object:
+    dial = PRODUCTION.with_tls(cluster.state.tls_for(ADMIN)).coordinator_dial
+    return ask(server.host, server.port, ADMIN, cluster.state.passwords[ADMIN], *command, dial=dial)
 
 
 def all_processes(state: ClusterState) -> list[ProcessId]:
@@ -127,7 +133,7 @@ async def test_an_error_inside_leaves_nothing_behind() -> None:
 
 async def test_a_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
     before = my_children()
-    start = asyncio.create_task(a_cluster(3, tmp_path / "state").__aenter__())
+    start = asyncio.create_task(a_cluster(3, tmp_path / "state", tls=False).__aenter__())
     await until(lambda: len(my_children() - before) >= 2, "some processes run")
     start.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -139,7 +145,7 @@ async def test_a_cancelled_start_leaves_nothing_behind(tmp_path: Path) -> None:
 async def test_an_agent_that_cannot_start_fails_the_start_with_its_words(tmp_path: Path) -> None:
     before = my_children()
     command = [sys.executable, "-c", "print('I am too tired'); raise SystemExit(5)"]
-    cluster = LocalCluster(1, tmp_path / "state", timing=TIMING, agent_command=lambda server: command)
+    cluster = LocalCluster(1, tmp_path / "state", timing=TIMING, agent_command=lambda server: command, tls=False)
     with pytest.raises(ClusterError, match=r"(?s)agent-s1 crashes again.*exit status 5.*I am too tired"):
         async with cluster:
             pass
@@ -169,7 +175,7 @@ async def test_a_crashed_process_is_restarted_on_its_port() -> None:
 
         await until(all_restarted, "all three run again")
         assert cluster.servers == servers
-        assert ask(servers[0].host, servers[0].port, ADMIN, cluster.state.passwords[ADMIN], "PING")
+        assert ask_admin(cluster, servers[0], "PING")
         assert (await stored_ring(cluster)).version >= ring.version
         assert find_cluster(cluster.directory.root) == cluster.state
 
@@ -272,7 +278,7 @@ async def test_a_held_server_stays_down_until_it_is_restarted() -> None:
         assert next(child for child in cluster.status().processes if child.name == "s1").pid is None
         await cluster.restart("s1")
         server = cluster.servers[0]
-        assert ask(server.host, server.port, ADMIN, cluster.state.passwords[ADMIN], "PING")
+        assert ask_admin(cluster, server, "PING")
         with pytest.raises(ClusterError, match="name one of coordinator, s1, agent-s1"):
             await cluster.kill("s7")
 

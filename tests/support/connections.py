@@ -14,7 +14,9 @@ import pytest
 import uvloop
 from tests.support.redis_server import RedisServer
 
+from shoal.coordination.link import parse_address
 from shoal.coordination.redis import RedisCoordinator
+from shoal.runtime import PRODUCTION
 from shoal.wire import blocking_connection
 from shoal.wire.connection import Connection, Receiver
 from shoal.wire.dial import tcp
@@ -24,7 +26,8 @@ ask = functools.partial(blocking_connection.ask, dial=tcp)
 
 async def connect_coordinator(address: str, **settings: Any) -> RedisCoordinator:
     """A client of a coordinator on a real server."""
-    return await RedisCoordinator.connect(address, dial=tcp, random=SystemRandom(), **settings)
+    dial = PRODUCTION.with_tls(parse_address(address, None, None).tls).coordinator_dial
+    return await RedisCoordinator.connect(address, dial=dial, random=SystemRandom(), **settings)
 
 
 def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

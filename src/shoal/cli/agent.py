@@ -70,11 +70,12 @@ def run(args: argparse.Namespace) -> int:
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
+    server, bandwidth = _server_id(args.server), _bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S)
     url = _url(args.settings.coordinator)
     tls = args.tls or parse_address(url, None, None).tls is not None
     options = AgentOptions(
-        address=ServerAddress(_server_id(args.server), host, port, args.site, args.rack, tls),
-        max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
+        address=ServerAddress(server, host, port, args.site, args.rack, tls),
+        max_out_bytes_per_s=bandwidth,
         metrics_port=_metrics_port(args.metrics_port),
         limits=args.settings.limits,
         url=url,
