@@ -28,6 +28,7 @@ NARROW_LAST: Final = rule("narrow_last", "Subscribers leave an old placement aft
 ALL_UNENDED_PLACEMENTS: Final = rule(
     "all_unended_placements", "Subscribers use every placement that has not ended, not only the last two."
 )
+REMEMBERS: Final = rule("remembers", "Unknown publishers are reported only if no agent's memory reaches back.")
 
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
@@ -329,7 +330,7 @@ class Subscriber:
             self._doubt_unlisted(site, heard, now)
         if not answer.complete:
             self._receiver.report_unlisted(sub, site.server)
-        elif restarted and not answer.remembers:
+        elif restarted and not (answer.remembers and REMEMBERS in self._context.rules):
             self._receiver.report_unwatched(sub, site.server)
         self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
