@@ -73,7 +73,6 @@ BLOCKS = re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE)
 SHOWN = re.compile(r"  # (.*)$")
 
 
-@pytest.mark.timeout(600)
 def test_the_programs_of_the_page_run_and_give_the_results_in_their_comments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

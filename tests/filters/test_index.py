@@ -20,7 +20,6 @@ from shoal.filters.index.segment_store import SegmentStore
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 SETTINGS = settings(max_examples=40, deadline=None)

@@ -20,7 +20,6 @@ from shoal.filters.language import parse
 from shoal.filters.values import Event
 from shoal.limits import DEFAULT_LIMITS
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 ONE = parse("a = 1")

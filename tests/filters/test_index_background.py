@@ -15,7 +15,6 @@ import pytest
 from shoal.filters.index import Index, segment_builder
 from shoal.filters.language import parse
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 TEN = [parse(f"a = {number}") for number in range(10)]

@@ -22,7 +22,6 @@ from shoal.filters.event_batches import to_arrow
 from shoal.filters.index import Index, event_table
 from shoal.filters.values import Event
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 

@@ -21,7 +21,6 @@ from shoal.filters.index import Index, snapshot
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 

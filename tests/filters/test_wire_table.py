@@ -15,7 +15,6 @@ from shoal.filters.events import check_event
 from shoal.filters.index import WireTable, batch_table
 from shoal.filters.values import Event
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, unless they are in the cache."""
 
 SETTINGS = settings(max_examples=60, deadline=None)

@@ -30,7 +30,6 @@ from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, r
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, if nothing else has done so before."""
 
 SETTINGS = settings(max_examples=40, deadline=None)

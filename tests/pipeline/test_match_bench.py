@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.mark.timeout(600)
 def test_both_ways_find_the_same_and_are_compared(tmp_path: Path, spark: SparkSession) -> None:
     found = measure(spark, BulkMatchOptions(events=2000, filters=300, rounds=2), tmp_path)
     one_core, on_spark = found["rows"]

@@ -31,7 +31,6 @@ from shoal.pipeline.filter_sets import keep
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.timeout(600)
 """The first test compiles the kernels, if nothing else has done so before."""
 
 PUBLICATIONS = [

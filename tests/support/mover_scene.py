@@ -40,6 +40,8 @@ SERVERS = ("s1", "s2", "s3")
 RING = Ring(1, tuple(ServerAddress(id, "127.0.0.1", 1) for id in SERVERS))
 CHANNEL = b"tile"
 POLL_S = 0.05
+PATIENT = Limits(prepare_timeout_s=1000.0)
+"""No move is given up because the machine is busy."""
 
 
 class MoverScene:
@@ -67,7 +69,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = ConductorShell(self.coordinator, ChannelSteps(Limits()), self.signer, turn, ring_hosts, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(PATIENT), self.signer, turn, ring_hosts, POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:

@@ -20,7 +20,6 @@ from shoal.lab.bench.match_index import fill
 from shoal.lab.bench.match_others import OTHERS, NaiveMatcher
 from shoal.lab.bench.matcher import Ids
 
-pytestmark = pytest.mark.timeout(600)
 """The first one compiles the kernels of the index, unless they are in the cache."""
 
 OURS = ("shoal", "shoal-slices", "shoal-slices-each", "shoal-many")

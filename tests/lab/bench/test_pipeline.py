@@ -10,7 +10,7 @@ from shoal import cli
 from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
 from shoal.pipeline.session import SessionOptions
 
-pytestmark = [pytest.mark.usefixtures("spark"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> None:

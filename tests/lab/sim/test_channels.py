@@ -30,6 +30,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "lease": (15,),
     "baseline": (12,),
     "repeat": (37,),
+    "remembers": (6,),
 }
 """Quick seeds that are known to catch a broken rule."""
 
@@ -39,10 +40,11 @@ KINDS: dict[str, set[str]] = {
     "dedupe": {"duplicated"},
     "order": {"lost", "reordered"},
     "heal": {"unhealed", "lost"},
-    "handshake": {"early", "lost"},
+    "handshake": {"early", "lost", "false gap"},
     "baseline": {"early", "unhealed", "false gap"},
     "lease": {"split"},
     "repeat": {"unsettled", "lost"},
+    "remembers": {"false gap"},
 }
 """The violations that a broken rule causes, where that is not a loss."""
 

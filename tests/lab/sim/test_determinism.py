@@ -8,8 +8,6 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from shoal.lab.sim.campaign import CHUNK_SEEDS
 from shoal.lab.sim.scenarios.channels import run_seed
 from shoal.rules import without
@@ -44,14 +42,12 @@ def campaign(hash_seed: int, workers: int) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.timeout(600)
 def test_neither_hash_seed_nor_workers_change_what_happens() -> None:
     alone = campaign(hash_seed=1, workers=1)
     assert len(alone["digest"]) == 32
     assert alone == campaign(hash_seed=4242, workers=2)
 
 
-@pytest.mark.timeout(600)
 def test_every_protocol_has_the_same_digests_with_another_hash_seed() -> None:
     digests = run_python("-c", DIGESTS, hash_seed=1)
     assert [line.split()[0] for line in digests] == ["channels", "moves", "recording", "balancer"]

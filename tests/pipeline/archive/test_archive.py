@@ -342,7 +342,6 @@ def test_a_missing_or_damaged_file_is_named(servers: tuple[RedisServer, RedisSer
         archived(tmp_path)
 
 
-@pytest.mark.timeout(240)
 async def test_a_job_that_is_killed_in_the_middle_of_a_batch_loses_and_doubles_nothing(
     tmp_path: Path, spark: SparkSession
 ) -> None:

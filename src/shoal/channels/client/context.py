@@ -160,8 +160,9 @@ class Context:
         return self.number
 
     def want(self, link: ServerLink) -> None:
-        """Opens a link, unless it is open or opening, or its server is not in the ring."""
-        if link.state is states.LinkState.DOWN and self.book.address(link.server) is not None and not self.closing:
+        """Opens a link, unless it is open or opening. A server outside the ring is only asked what it knows."""
+        member = self.book.address(link.server) is not None
+        if link.state is states.LinkState.DOWN and (member or link.sites) and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.address))
 

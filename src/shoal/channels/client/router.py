@@ -101,6 +101,7 @@ class Router:
             "sweep": self._sweep_due,
             "hello": self._subscriber.hello_due,
             "linger": self._subscriber.linger_due,
+            "outside": self._subscriber.outside_due,
             "resolve": self._publisher.resolve_due,
             "beacon": self._publisher.beacon_due,
             "idle": self._publisher.idle_due,
@@ -456,7 +457,7 @@ class Router:
     def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Heal():
-                self._publisher.heal(link, client, number, message)
+                self._publisher.heal(link, client, number, message, now)
             case control.Resend() | control.Healed():
                 for sub in list(self._subscriber.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now)

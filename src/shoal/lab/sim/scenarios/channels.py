@@ -12,7 +12,7 @@ from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat")
+BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers")
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
