@@ -42,7 +42,8 @@ def main() -> None:
     parser.add_argument("--lease-s", type=float, default=3.0)
     args = parser.parse_args()
     host, _, port = args.address.rpartition(":")
-    asyncio.run(hold_lease(ServerAddress(args.server, host, int(port), tls=url.startswith("shoals:")), args.lease_s))
+    tls = os.environ["SHOAL_URL"].startswith("shoals:")
+    asyncio.run(hold_lease(ServerAddress(args.server, host, int(port), tls=tls), args.lease_s))
 
 
 if __name__ == "__main__":
