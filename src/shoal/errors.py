@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
+    │   ├── UnreachableError                no server of a channel can be used
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
@@ -81,6 +82,12 @@ class AuthenticationError(ConnectError):
 
 class ServerTooOldError(ConnectError):
     """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
+
+
+class UnreachableError(ConnectError):
+    """None of a subscription's servers could be used for `unreachable_s`. The bus keeps trying and the subscription
+    stays open: read again to wait. Messages that were missed meanwhile are fetched, or reported as a gap.
+    """
 
 
 class ClusterNotFoundError(ConnectError):

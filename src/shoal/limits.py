@@ -191,6 +191,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # -- Connections and timeouts ----------------------------------------------------------------------------
 
+    unreachable_s: float = 15.0
+    """How long the servers of a channel may be unusable; at least three leases of the cluster, because a failover takes
+    less. After that `publish(confirm=True)` and `drain` raise NotConfirmedError, `subscribe` raises
+    SubscribeTimeoutError, and reading from a subscription raises UnreachableError.
+    """
+
     connect_timeout_s: float = 5.0
     """Timeout of one connection attempt, including login."""
 
@@ -291,6 +297,7 @@ PUBLIC: Final = frozenset(
         "server_lease_s",
         "recorded_entries_max",
         "recorded_bytes_max",
+        "unreachable_s",
         "connect_timeout_s",
         "subscribe_timeout_s",
         "drain_timeout_s",

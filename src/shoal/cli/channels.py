@@ -24,7 +24,7 @@ from shoal.bus.times import read_time
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.config import Settings
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, UnreachableError
 from shoal.message import AttributeValue, Gap, Item, Message
 
 READ_BYTES_MAX: Final = 1 << 20
@@ -207,9 +207,14 @@ def _one(bus: Bus, name: str, args: argparse.Namespace) -> Subscription:
 
 
 async def _read(subscription: Subscription, printer: _Printer) -> None:
-    async for item in subscription:
-        if not printer.print(item):
+    while True:
+        try:
+            async for item in subscription:
+                if not printer.print(item):
+                    return
             return
+        except UnreachableError as error:
+            note(f"waiting for {subscription.name}: {error}")
 
 
 class _Printer:
