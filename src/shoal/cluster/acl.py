@@ -2,7 +2,7 @@
 
 Owns the roles on data servers; permissions on the coordinator are in `shoal.coordination.acl`. Each role gets only what
 it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
-stream and the records of channels, which clients may read.
+stream, the records of channels and the copy of the plan; clients may read the last two.
 
 From 7.0 on, the rules of clients differ by command. A client may publish on application channels, to agents and to
 other clients, but not the messages that only agents send, and it may not subscribe to the messages from clients to
@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
+from shoal.plan.plan_copy import PLAN_COPY_KEY
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     HEARTBEAT_CHANNEL,
@@ -48,6 +49,7 @@ _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
 _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
+_PLAN_COPY: Final = f"~{PLAN_COPY_KEY.decode()}"
 _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
@@ -76,7 +78,7 @@ def client_publish_guarded(version: tuple[int, ...]) -> bool:
 def rights(role: str, version: tuple[int, ...]) -> str:
     """Return the ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
+        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_PLAN_COPY} {_READ_RECORDS}"
         if not client_publish_guarded(version):
             return f"allchannels {common} {_LISTEN} +publish"
         names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
@@ -87,7 +89,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
     if role == AGENT:
         clients = "+client|list +client|kill"
         write = "+xadd +xlen +xtrim +sadd +set"
-        keys = f"{_TELEMETRY} {_RECORDS}"
+        keys = f"{_TELEMETRY} {_RECORDS} {_PLAN_COPY}"
         return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info {clients} {write} {_READ_RECORDS}"
     if role in (READER, PIPELINE):
         read = f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"

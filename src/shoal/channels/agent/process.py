@@ -379,7 +379,7 @@ class Agent:
             self._random,
             book=self._runtime.address_book,
         )
-        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall, key)
         for name, value in self._plan.items():
             self._plan_to_core(session, name, value)
         self._plan.clear()
