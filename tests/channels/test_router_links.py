@@ -168,6 +168,21 @@ def test_a_subscription_with_one_usable_server_is_not_cut_off() -> None:
     assert not driver.router.cut_off(sub, 0.0, driver.now)
 
 
+def test_the_ring_is_fetched_while_a_frozen_server_does_not_complete_a_connection() -> None:
+    """A server that left the ring meanwhile is noticed at once, not when the attempt times out."""
+    driver = RouterDriver(("s1", "s2"))
+    driver.subscribe(channel_at(driver.ring, "s1"))
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.happened(FetchRing)
+    driver.advance(3.0)
+    assert len(driver.happened(FetchRing)) >= 5
+    driver.change_ring(("s2",))
+    driver.happened(FetchRing)
+    driver.advance(3.0)
+    assert driver.happened(FetchRing) == [], "the server is not needed any more"
+
+
 def test_refused_commands_are_reported_with_the_channel() -> None:
     driver = RouterDriver()
     driver.servers["s1"].refuse = {AGENT_CHANNEL: "NOPERM no"}

@@ -356,6 +356,7 @@ class Router:
         self._subscriber.link_lost(link, now)
         if not self._context.closing:
             self._context.effects.append(FetchRing())
+            self._context.timers.set(("watch", link), now + self.limits.hello_retry_s)
             self._review(link, now)
 
     def _lease_s(self, lease_ms: int) -> float:
@@ -390,9 +391,16 @@ class Router:
             self._context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
-        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable."""
+        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable. While there is no
+        connection, asks the coordinator for a newer ring: a frozen server accepts connections and does not answer on
+        them, so that an attempt may take long."""
         limits = self.limits
         if not link.open:
+            if link.wanted and link.unusable_since is not None and not self._context.closing:
+                self._context.effects.append(FetchRing())
+                patient = now >= link.unusable_since + self._context.unreachable_s
+                retry_s = limits.reconnect_delay_s_max if patient else limits.hello_retry_s
+                self._context.timers.set(("watch", link), now + max(limits.hello_retry_s, retry_s))
             return
         if link.ping is not None and now - link.ping.sent_at > limits.server_lease_s:
             self._context.drop(link)

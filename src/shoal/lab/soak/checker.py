@@ -25,8 +25,11 @@ from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, SubscriberRecord
 from shoal.lab.soak import round_log
 from shoal.lab.soak.balance import Balance, BalanceLogReader
+from shoal.lab.soak.gap_truth import false_gaps
 from shoal.lab.soak.histogram import Histogram
+from shoal.lab.soak.load_shape import PROBE_PREFIX
 from shoal.lab.soak.move_report import MoveLogReader, MoveReport
+from shoal.lab.soak.pauses import PauseMeter, Pauses
 from shoal.lab.soak.round_log import read_log
 from shoal.message import Gap, Message
 
@@ -43,6 +46,9 @@ class Severity(enum.StrEnum):
     """Agents or the coordinator were killed: everything arrives, and no gap is reported."""
     SERVERS = "servers"
     """Servers were killed: messages that do not arrive are reported as a gap."""
+    FREEZES = "freezes"
+    """Servers and agents were frozen until they had left the ring, but none died: messages that do not arrive are
+    reported as a gap, and a gap without such a message is false."""
 
 
 class CheckLogs(msgspec.Struct, frozen=True):
@@ -77,6 +83,9 @@ class RoundReport(msgspec.Struct):
     movements: MoveReport = msgspec.field(default_factory=MoveReport)
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
+    gaps_false: int = 0
+    """Gaps in a round with freezes that cover no message that was owed and is missing."""
+    pauses: Pauses = msgspec.field(default_factory=Pauses)
 
 
 SubscriptionLine: TypeAlias = (
@@ -105,6 +114,8 @@ class Checker:
         self._free_moving = Histogram()
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
+        self._gaps_false = 0
+        self._pauses = PauseMeter()
 
     def check(self) -> RoundReport:
         """Reads every log and judges every subscription."""
@@ -116,13 +127,16 @@ class Checker:
             self._history.subscribers = self._read_subscribers(path)
             self._subscriptions += len(self._history.subscribers)
             self._verdicts.append(judge(self._history, self._expectations))
+            if self._severity is Severity.FREEZES:
+                self._judge_gaps()
             self._history.subscribers = []
         return self._report()
 
     @property
     def _expectations(self) -> Expectations:
         severity = self._severity
-        return Expectations(healable=severity is not Severity.SERVERS, calm=severity is Severity.CALM)
+        healable = severity not in (Severity.SERVERS, Severity.FREEZES)
+        return Expectations(healable=healable, calm=severity is Severity.CALM)
 
     def _logs(self, role: str) -> list[Path]:
         found = sorted(self._directory.glob(f"{role}-*.log"))
@@ -141,6 +155,9 @@ class Checker:
                     self._history.unwatched.append(deaths[server])
                 case round_log.ServerBack(server, at) if server in deaths:
                     deaths[server].ended_at = at
+                case round_log.ServerFrozen(server, at):
+                    self._history.unwatched.append(Interval(server, at))
+            self._pauses.take_fault(record)
 
     def _read_moves(self) -> None:
         """The log of moves and that of the plain clients, if the round has moves."""
@@ -198,7 +215,17 @@ class Checker:
                 self._violations.append(
                     f"foreign: {sub.name} of {sub.client:x} misses {lost} messages of plain publishers"
                 )
+        for sub in found.values():
+            if sub.name.startswith(PROBE_PREFIX):
+                self._pauses.take_deliveries([one.at for one in sub.handed if isinstance(one.item, Message)])
         return list(found.values())
+
+    def _judge_gaps(self) -> None:
+        """Finds false gaps. No process died, so that every message could be asked for."""
+        for sub in self._history.subscribers:
+            for at, gap in false_gaps(sub, self._history.messages.values(), self._history.publishers):
+                self._gaps_false += 1
+                self._violations.append(f"false gap: {sub.label} at t={at:.3f}: {gap}")
 
     def _add(self, sub: SubscriberRecord, slow: bool, record: SubscriptionLine) -> None:
         match record:
@@ -259,7 +286,7 @@ class Checker:
         if movements.aborted and self._severity is Severity.CALM:
             self._violations.append(f"aborted: {movements.aborted} moves were given up in a round without faults")
         gaps = sum(verdict.gaps_reported for verdict in verdicts)
-        if gaps and self._severity is not Severity.SERVERS:
+        if gaps and self._severity not in (Severity.SERVERS, Severity.FREEZES):
             self._violations.append(f"gaps: {gaps} were reported, though no server was killed")
         return RoundReport(
             messages=len(self._history.messages),
@@ -279,6 +306,8 @@ class Checker:
             movements=movements,
             balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,
+            gaps_false=self._gaps_false,
+            pauses=self._pauses.sum_up(),
         )
 
 
