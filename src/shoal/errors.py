@@ -23,7 +23,9 @@
     ├── CoordinatorError                the coordinator rejected a request
     │   ├── ConflictError                   another client wrote first
     │   ├── LeaseLostError                  the lease expired during the work
+    │   ├── DataLostError                   the coordinator has lost data
     │   └── CoordinatorUnavailableError     the coordinator is unreachable
+    ├── BackupError                     a backup cannot be written, read or restored
     ├── ClusterError                    a local cluster cannot be started, stopped or found
     │   ├── PortInUseError                  another process uses the port
     │   ├── AlreadyRunningError             the cluster is already running
@@ -170,8 +172,16 @@ class LeaseLostError(CoordinatorError):
     """The lease expired. Stop the work that needs it immediately; another process may already hold it."""
 
 
+class DataLostError(CoordinatorError):
+    """The coordinator came back with less data than it had. What was known of it stays in use."""
+
+
 class CoordinatorUnavailableError(CoordinatorError, ConnectionError):
     """The coordinator is unreachable. Messages keep flowing with the last plan; changes have to wait."""
+
+
+class BackupError(ShoalError):
+    """A backup of the coordinator cannot be written, read or restored. A coordinator that has data is unchanged."""
 
 
 class ClusterError(ShoalError):

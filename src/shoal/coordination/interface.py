@@ -170,8 +170,9 @@ class Coordinator(ABC):
         """Yield the current state of all keys with `prefix`, one `Change` per key, then later changes, until `close`.
 
         Every change is eventually followed by a `Change` with the newest state of the key; intermediate states may be
-        skipped. If the store is unreachable, the watch waits for it without a limit. Wrap it in `contextlib.aclosing`
-        if you leave the loop early.
+        skipped. If the store is unreachable, the watch waits for it without a limit. If the store has lost data, it
+        raises `DataLostError` and does not report what is gone; a new watch begins with what is there. Wrap it in
+        `contextlib.aclosing` if you leave the loop early.
         """
 
     @abstractmethod
