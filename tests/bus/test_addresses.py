@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from shoal.bus.addresses import PLACES_MAX, split_address
@@ -29,6 +31,16 @@ def test_the_key_is_taken_out_of_the_address() -> None:
     found = split_address(f"shoal://u:p@h1:1,h2:2?key={KEY}&tls=yes")
     assert found.urls == ("shoal://u:p@h1:1?tls=yes", "shoal://u:p@h2:2?tls=yes")
     assert found.key == bytes.fromhex(KEY)
+
+
+def test_a_password_is_read_from_its_file_each_time(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    for password, shown in (("first", "first"), ("se@ond\n", "se%40ond")):
+        file.write_text(password)
+        found = split_address(f"shoal://client@h1:1,h2:2?password_file={file}")
+        assert found.urls == (f"shoal://client:{shown}@h1:1", f"shoal://client:{shown}@h2:2")
+    with pytest.raises(ConfigError, match="cannot read the password"):
+        split_address(f"shoal://client@h1:1?password_file={tmp_path / 'none'}")
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,24 @@
 """The address of a cluster as an application gives it: one login and several places to ask for the plan.
 
     shoal://user:password@h1:7400,h2:7401?key=<public key of the cluster in hex>
+    shoal://user@h1:7400?password_file=/etc/shoal/client.password
 
-Owns the split of such an address into one address for each place, and the pinned key. Each place is the coordinator or
-a server of the cluster.
+Owns the split of such an address into one address for each place, the pinned key, and reading the password's file. Each
+place is the coordinator or a server of the cluster.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
 from shoal.errors import ConfigError
 
 KEY_FIELD: Final = "key"
+PASSWORD_FIELD: Final = "password_file"
 KEY_BYTES: Final = 32
 PLACES_MAX: Final = 64
 
@@ -33,7 +36,9 @@ def split_address(url: str) -> ClusterAddress:
     parts = urlsplit(url if "://" in url else f"shoal://{url}")
     login, at, places = parts.netloc.rpartition("@")
     fields = parse_qsl(parts.query, keep_blank_values=True)
-    query = urlencode([(name, value) for name, value in fields if name != KEY_FIELD])
+    query = urlencode([(name, value) for name, value in fields if name not in (KEY_FIELD, PASSWORD_FIELD)])
+    if file := dict(fields).get(PASSWORD_FIELD):
+        login, at = f"{login.partition(':')[0]}:{quote(_read_password(file), safe='')}", "@"
     names = [place.strip() for place in places.split(",")]
     if not all(names) or len(names) > PLACES_MAX:
         raise ConfigError(
@@ -42,6 +47,15 @@ def split_address(url: str) -> ClusterAddress:
         )
     urls = tuple(urlunsplit((parts.scheme, f"{login}{at}{name}", parts.path, query, "")) for name in names)
     return ClusterAddress(urls, _pinned_key(dict(fields).get(KEY_FIELD)))
+
+
+def _read_password(file: str) -> str:
+    try:
+        return Path(file).expanduser().read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the password in {file} ({error})", do="check the file's name and mode"
+        ) from error
 
 
 def _pinned_key(text: str | None) -> bytes | None:

@@ -152,10 +152,11 @@ class Bus:
         return self
 
     def _make_source(self) -> PlanSource:
-        url = self._url or find_url(servers=True)
+        url = self._url
+        find = partial(find_url, servers=True) if url is None else lambda: url
         directory = self._cache_dir
         make_cache = None if directory is None else partial(PlanCache, directory)
-        return PlanSource(url, self.limits.connect_timeout_s, self.runtime, make_cache)
+        return PlanSource(find, self.limits.connect_timeout_s, self.runtime, make_cache)
 
     async def _read_plan(self, source: PlanSource) -> tuple[bytes, bytes]:
         try:
@@ -362,7 +363,7 @@ class Bus:
     def login(self) -> tuple[str | None, str | None]:
         """User and password for the servers. Not for applications."""
         assert self._source is not None, "an open bus has a coordinator"
-        return self._source.address.username, self._source.address.password
+        return self._source.login
 
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
         """Run one command (PING, PUBSUB ...) on every server of the ring; return the replies by server id."""

@@ -61,22 +61,44 @@ class PlanSource:
 
     def __init__(
         self,
-        url: str,
+        find_url: Callable[[], str],
         timeout_s: float,
         runtime: Runtime,
         make_cache: Callable[[str], PlanCache] | None = None,
     ) -> None:
-        if "://" in url and not url.startswith("shoal://"):
-            scheme = url.split("://", 1)[0]
-            raise ConfigError(f"{scheme}:// is not a cluster address", do="write shoal://user:password@host:port")
-        found = split_address(url)
-        self._places = [(place, parse_address(place, None, None)) for place in found.urls]
-        self.address: Address = self._places[0][1]
-        self._pinned = found.key
+        """`find_url` returns the cluster's address; it is called again when a login is refused."""
+        self._find_url = find_url
+        self._places = self._find_places()
         self._timeout_s = timeout_s
         self._runtime = runtime
         names = ",".join(sorted(str(address) for _, address in self._places))
         self.cache = make_cache(f"{self.address.username}@{names}") if make_cache else None
+
+    def _find_places(self) -> list[tuple[str, Address]]:
+        url = self._find_url()
+        if "://" in url and not url.startswith("shoal://"):
+            scheme = url.split("://", 1)[0]
+            raise ConfigError(f"{scheme}:// is not a cluster address", do="write shoal://user:password@host:port")
+        found = split_address(url)
+        self._pinned = found.key
+        return [(place, parse_address(place, None, None)) for place in found.urls]
+
+    @property
+    def address(self) -> Address:
+        """The first place, with the login that is used everywhere."""
+        return self._places[0][1]
+
+    @property
+    def login(self) -> tuple[str | None, str | None]:
+        """User and password for coordinator and servers."""
+        return self.address.username, self.address.password
+
+    def refresh_login(self) -> None:
+        """Read the address again: a state directory or a password's file may have a new password."""
+        try:
+            self._places = self._find_places()
+        except ShoalError as error:
+            _log.info("login not read again", why=str(error))
 
     async def key_and_ring(self) -> tuple[bytes, bytes]:
         """Return the public key and the signed ring. Raises ClusterNotFoundError if there is none, and VersionError if
@@ -236,6 +258,8 @@ class RingFetcher:
                 try:
                     ring = await self._source.ring()
                 except ShoalError as error:
+                    if isinstance(error, AuthenticationError):
+                        self._source.refresh_login()
                     _log.info("coordinator unavailable, using the last plan", error=str(error))
                     await asyncio.sleep(backoff.next_delay_s())
                     continue

@@ -81,7 +81,7 @@ class BusShell:
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
         self._dialer = Dialer(
-            source.address, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
+            lambda: source.login, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
         )
         self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -214,8 +214,15 @@ class BusShell:
             if core.uses(server) and self.router.cut_off(core, seconds, now):
                 listener.fail(error)
 
-    def _login_refused(self, server: str, error: AuthenticationError) -> None:
-        """Fail the calls that wait for a server that refuses this client's user or password. The bus keeps trying."""
+    def _login_refused(self, connection: BusConnection, error: AuthenticationError) -> None:
+        """Fail the calls that wait for a server that refuses this client's user or password, unless there is another
+        password by now. The bus keeps trying.
+        """
+        server = connection.server
+        self._source.refresh_login()
+        if connection.login != self._source.login:
+            _log.info("login refused, trying the new one", server=server)
+            return
         self._fail_publishing(server, error, error)
         self._fail_subscribing(server, error)
         self._fail_reading(server, error)
@@ -436,7 +443,7 @@ class BusShell:
         self.departure.note_loss(now)
         self.router.lost(server, now)
         if isinstance(error, AuthenticationError):
-            self._login_refused(server, error)
+            self._login_refused(connection, error)
         self.flush()
 
     def _take_ring(self, ring: bytes) -> None:

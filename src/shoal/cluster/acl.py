@@ -16,7 +16,7 @@ matches every name that does not begin with an underscore.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
@@ -42,7 +42,11 @@ READER: Final = "reader"
 PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
+SUPERVISOR: Final = "supervisor"
+"""Not a role: the user with which the supervisor of a local cluster changes the passwords of roles. Whoever may change
+users may do everything, so no role has this right."""
 
+_NONE: Final[Mapping[str, str]] = {}
 _UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
 _LISTEN: Final = f"+subscribe +psubscribe {_UNSUBSCRIBE}"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
@@ -100,21 +104,37 @@ def rights(role: str, version: tuple[int, ...]) -> str:
     raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")
 
 
-def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
-    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes."""
+def acl_file(
+    default: str, rules: Mapping[str, str], passwords: Mapping[str, str], older: Mapping[str, str] = _NONE
+) -> str:
+    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes.
+    `older` are passwords that are valid too, by role."""
     lines = [f"user default off resetpass {default}"]
     for role, rule in rules.items():
-        digest = hashlib.sha256(passwords[role].encode()).hexdigest()
-        lines.append(f"user {role} on #{digest} resetkeys resetchannels -@all {rule}")
+        valid = [passwords[role], *([older[role]] if role in older else [])]
+        lines.append(f"user {role} on {_digests(valid)} resetkeys resetchannels -@all {rule}")
     return "\n".join(lines) + "\n"
 
 
-def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+def supervisor_line(password: str) -> str:
+    """Return the line of an ACL file for the user `supervisor`."""
+    rule = "+ping +hello +client|setname +client|kill +acl|setuser"
+    return f"user {SUPERVISOR} on {_digests([password])} resetkeys resetchannels -@all {rule}\n"
+
+
+def _digests(passwords: Iterable[str]) -> str:
+    return " ".join(f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in passwords)
+
+
+def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...], older: Mapping[str, str] = _NONE) -> str:
     """Return the ACL file of a data server."""
-    return acl_file("resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords)
+    rules = {role: rights(role, version) for role in ROLES}
+    return acl_file("resetkeys resetchannels -@all", rules, passwords, older)
 
 
-def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+def coordinator_acl_file(
+    passwords: Mapping[str, str], version: tuple[int, ...], older: Mapping[str, str] = _NONE
+) -> str:
     """Return the ACL file of the coordinator, with the same users."""
     here: dict[str, Role] = {
         CLIENT: "client",
@@ -124,4 +144,4 @@ def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...])
         ADMIN: "admin",
     }
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
-    return acl_file(_REPLAY, rules, passwords)
+    return acl_file(_REPLAY, rules, passwords, older)
