@@ -134,6 +134,8 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
         return ControlReply(False, f"invalid request: {error}")
     except (ShoalError, TimeoutError) as error:
         return ControlReply(False, str(error) or "the request timed out")
+    except OSError as error:
+        return ControlReply(False, f"the supervisor could not write a file: {error}: check the disk")
     return ControlReply(True)
 
 
