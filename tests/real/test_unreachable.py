@@ -25,7 +25,7 @@ from shoal.plan.ring import ServerAddress
 
 WAIT_S = 60.0
 LEASE_S = 1.5
-HASTY = Limits(server_lease_s=LEASE_S, unreachable_s=0.5)
+HASTY = Limits(server_lease_s=LEASE_S, unreachable_s=0.5, publish_buffer_messages_max=50)
 PATIENT = Limits(server_lease_s=LEASE_S, unreachable_s=10 * WAIT_S, subscribe_timeout_s=10 * WAIT_S)
 """What is told within WAIT_S is not told because of a timeout."""
 
@@ -78,6 +78,7 @@ async def test_calls_tell_that_the_whole_cluster_is_gone_and_go_on_when_it_is_ba
             raised(messages.get()),
             raised(read_all()),
             raised(bus.drain(timeout=10 * WAIT_S)),
+            raised(fill(bus)),
         )
         assert [type(error) for error in errors] == [
             NotConfirmedError,
@@ -85,16 +86,23 @@ async def test_calls_tell_that_the_whole_cluster_is_gone_and_go_on_when_it_is_ba
             UnreachableError,
             UnreachableError,
             NotConfirmedError,
+            PublishError,
         ]
         assert all("s1" in str(error) and "shoal status" in str(error) for error in errors), errors
         assert isinstance(await raised(messages.get()), UnreachableError), "it is repeated while it lasts"
         for name in reversed(names):
             cluster.release(name)
         async with asyncio.timeout(WAIT_S):
-            await bus.drain(timeout=WAIT_S)
+            assert await bus.until(lambda: not bus.router.pending_messages, WAIT_S)
             while not isinstance(item := await read_again(messages), Message):
                 pass
             assert item.payload == b"2", "what was not confirmed stayed in the buffer"
+
+
+async def fill(bus: shoal.Bus) -> None:
+    """Publishes until the buffer is full and `publish` waits."""
+    while True:
+        await bus.publish("gone", b"more")
 
 
 async def read_again(messages: shoal.Subscription) -> object:
