@@ -20,12 +20,12 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.client.context import Confirmed, PublishRefused
-from shoal.channels.client.outgoing_stream import Outgoing
+from shoal.channels.client.outgoing_stream import MARKS_MAX, Outgoing
 from shoal.channels.states import LaneState
 from shoal.errors import PublishError
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes
-from shoal.plan.placement import BY_THE_RING, Mode, Placement
+from shoal.plan.placement import BY_THE_RING, Mode, Placement, at_home
 from shoal.wire import control, envelope
 from shoal.wire.envelope import HEADER, HEADER_BYTES, client_of
 
@@ -377,8 +377,36 @@ def test_a_subscriber_that_missed_something_gets_it() -> None:
     out = driver.publish(TILE, *(b"%d" % number for number in range(10)))
     numbers, healed = heal(driver, out, 3, 6)
     assert numbers == [3, 4, 5, 6]
-    assert healed == control.Healed(TILE, out.stream, 1, 10, 10, 3)
+    assert healed == control.Healed(TILE, out.stream, 1, 10, 10, 3, age_ms=0, until=6)
     assert driver.counters.resent == 4
+
+
+def test_an_answer_says_how_old_the_dropped_messages_are() -> None:
+    """A subscriber that began later is not owed them."""
+    driver = RouterDriver(limits=limited(resend_messages_max=4))
+    for number in range(10):
+        out = driver.publish(TILE, b"%d" % number)
+        driver.advance(1.0)
+    _, healed = heal(driver, out, 1, 10)
+    assert (healed.floor, healed.until) == (7, 10)
+    assert healed.age_ms == pytest.approx(5000, abs=1), "number 6 was published 5 s ago"
+    _, healed = heal(driver, out, 1, 3)
+    assert (healed.floor, healed.until) == (7, 3)
+    assert healed.age_ms == pytest.approx(8000, abs=1), "number 3 was published 8 s ago"
+
+
+def test_the_ages_of_a_long_stream_take_bounded_room_and_are_never_too_high() -> None:
+    out = Outgoing(TILE, 1, at_home(1, "s1"), 0.0)
+    for number in range(1, 3001):
+        out.seq = number
+        now = number / 8
+        if now >= out.mark_due:
+            out.mark(now)
+        out.published_at = now
+        assert len(out.marks) <= MARKS_MAX
+    for number in range(1, 3001):
+        assert number / 8 <= out.published_by(number) <= 3000 / 8
+    assert out.published_by(2990) - 2990 / 8 < 1.0
 
 
 def test_a_page_is_limited_in_messages_and_bytes() -> None:

@@ -427,6 +427,34 @@ def test_what_the_publisher_no_longer_has_is_a_gap_with_the_exact_range() -> Non
     assert driver.counters.gaps == 1
 
 
+def test_dropped_messages_from_before_the_subscription_are_no_gap() -> None:
+    driver, sub = subscribed()
+    arrive(driver, 9)
+    driver.advance(DELAY_S * 1.1)
+    driver.tell("s1", control.Healed(TILE, STREAM, 9, 9, 9, 2, age_ms=5000, until=8))
+    assert [item.payload for item in driver.items(sub) if isinstance(item, Message)] == [b"9"]
+    assert driver.counters.gaps == 0
+
+
+def test_an_age_counts_only_for_the_messages_that_the_publisher_was_asked_about() -> None:
+    driver, sub = subscribed()
+    arrive(driver, 9)
+    driver.advance(DELAY_S * 1.1)
+    driver.tell("s1", control.Healed(TILE, STREAM, 9, 9, 9, 2, age_ms=5000, until=7))
+    (gap,) = driver.gaps(sub)
+    assert (gap.first, gap.last) == (2, 8)
+
+
+def test_dropped_messages_that_may_be_younger_than_the_subscription_are_a_gap() -> None:
+    driver, sub = subscribed()
+    driver.advance(4.9)
+    arrive(driver, 9)
+    driver.advance(DELAY_S * 1.1)
+    driver.tell("s1", control.Healed(TILE, STREAM, 9, 9, 9, 2, age_ms=4900, until=8))
+    (gap,) = driver.gaps(sub)
+    assert (gap.first, gap.last) == (2, 8)
+
+
 def test_a_floor_past_the_hole_reports_no_more_than_the_hole() -> None:
     driver, sub = subscribed()
     arrive(driver, 4, 6)

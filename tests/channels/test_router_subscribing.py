@@ -17,11 +17,12 @@ from shoal.message import Gap
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
-from shoal.wire.envelope import stream_id
+from shoal.wire.envelope import client_of, stream_id
 
 TILE = b"tile"
 LINGER_S = DEFAULT_LIMITS.linger_s
 TIMEOUT_S = DEFAULT_LIMITS.gap_timeout_s
+OTHER_STREAM = stream_id(0x777, 1)
 
 
 def limited(**limits: Any) -> Limits:
@@ -394,6 +395,8 @@ def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobo
     came_and_went(driver, ("s1", "s2", "s3"))
     assert unknown_gaps(sub) == []
     driver.change_ring(("s1", "s2"), version=3)
+    assert unknown_gaps(sub) == [], "it is asked for a while"
+    driver.advance(TIMEOUT_S + 0.5)
     (reason,) = unknown_gaps(sub)
     assert "s3" in reason
 
@@ -620,6 +623,68 @@ def test_a_dead_server_that_leaves_the_ring_puts_its_streams_in_doubt() -> None:
     gaps = [item for item in items if isinstance(item, Gap)]
     assert {(gap.publisher, gap.last) for gap in gaps} == {(None, None), (OTHER, None)}
     assert [gap.first for gap in gaps if gap.publisher == OTHER] == [2]
+
+
+def frozen() -> tuple[RouterDriver, SubscriptionCore, bytes]:
+    """A subscription on s2, which then stops answering and leaves the ring."""
+    driver = RouterDriver(("s1", "s2"))
+    channel = channel_at(driver.ring, "s2")
+    sub = driver.subscribe(channel)
+    driver.message("s2", channel, STREAM, 1, b"1")
+    driver.servers["s2"].streams[channel, STREAM] = 1
+    driver.servers["s2"].reachable = False
+    driver.lose("s2")
+    driver.change_ring(("s1",))
+    driver.advance(TIMEOUT_S / 2)
+    return driver, sub, channel
+
+
+def test_a_frozen_server_that_left_the_ring_is_asked_and_nothing_was_missed() -> None:
+    driver, sub, _ = frozen()
+    driver.servers["s2"].reachable = True
+    driver.play()
+    driver.advance(TIMEOUT_S * 2)
+    assert driver.payloads(sub) == [b"1"]
+    assert driver.gaps(sub) == []
+    assert states(sub) == {"s1": SiteState.IN_FORCE}
+    assert "s2" not in driver.router.statistics().links, "it is not used any more"
+
+
+def test_a_frozen_server_that_left_the_ring_tells_what_was_missed() -> None:
+    driver, sub, channel = frozen()
+    driver.servers["s2"].streams[channel, STREAM] = 3
+    driver.servers["s2"].streams[channel, OTHER_STREAM] = 1
+    driver.servers["s2"].reachable = True
+    driver.play()
+    driver.advance(TIMEOUT_S * 2)
+    gaps = {(gap.publisher, gap.first, gap.last) for gap in driver.gaps(sub)}
+    assert gaps == {(OTHER, 2, 3), (client_of(OTHER_STREAM), 1, 1)}
+
+
+def test_a_frozen_server_whose_agent_forgot_may_have_had_publishers_that_nobody_knows() -> None:
+    driver, sub, _ = frozen()
+    here = driver.servers["s2"]
+    here.reachable, here.incarnation, here.remembers = True, 2, False
+    driver.play()
+    assert [gap.publisher for gap in driver.gaps(sub)] == [None]
+
+
+def test_a_frozen_server_that_comes_back_to_the_ring_is_asked_as_before() -> None:
+    driver, sub, _ = frozen()
+    driver.change_ring(("s1", "s2"), version=3)
+    driver.advance(TIMEOUT_S * 2)
+    assert [gap.publisher for gap in driver.gaps(sub)] == [OTHER], "the server is waited for, its publisher is not"
+    driver.servers["s2"].reachable = True
+    driver.play()
+    assert driver.gaps(sub) == []
+    assert states(sub)["s2"] is SiteState.IN_FORCE
+
+
+def test_a_closed_subscription_asks_no_server_outside_the_ring() -> None:
+    driver, sub, _ = frozen()
+    driver.router.unsubscribe(sub, driver.now)
+    driver.advance(TIMEOUT_S * 2)
+    assert unknown_gaps(sub) == []
 
 
 def test_a_publisher_that_follows_ends_the_doubt() -> None:

@@ -40,7 +40,6 @@ from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
 from shoal.cluster.users import Users
 from shoal.coordination.interface import Coordinator
-from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
@@ -261,7 +260,7 @@ class LocalCluster:
             raise ClusterError(f"the users were not written: {error.strerror}", do="check the disk") from error
         missed = await fleet.tell_servers(self._users.additions(roles))
         self._note_change()
-        if ADMIN in roles and isinstance(self._coordinator, RedisCoordinator):
+        if ADMIN in roles and self._coordinator is not None:
             self._coordinator.use_password(self._users.passwords[ADMIN])
         for kind, users in _USED_BY.items():
             if not users.isdisjoint(roles):

@@ -215,6 +215,10 @@ class Coordinator(ABC):
     def barrier(self, name: str, member: str, parties: int) -> Barrier:
         """Return the barrier of that name for this member. Nothing is sent before `wait`."""
 
+    def use_password(self, password: str) -> None:
+        """Log in with another password from now on. Open connections stay. A store without logins ignores it."""
+        del password
+
     @abstractmethod
     async def close(self) -> None:
         """End watches and connections. Leases and memberships stay until they expire; release them first."""

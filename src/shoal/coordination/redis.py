@@ -110,7 +110,7 @@ class RedisCoordinator(Coordinator):
         return cls(link, poll_s, random)
 
     def use_password(self, password: str) -> None:
-        """Log in with another password from now on. Open connections stay."""
+        """See `Coordinator.use_password`."""
         self._link.address = replace(self._link.address, password=password)
 
     async def get(self, key: str) -> Versioned | None:

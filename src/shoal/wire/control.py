@@ -196,12 +196,14 @@ class Resync(_Body, frozen=True):
 
 
 class Heal(_Body, frozen=True):
-    """A subscriber requests missing messages of a stream from its publisher."""
+    """A subscriber requests a page of missing messages of a stream from its publisher. `until` is the last one that it
+    misses."""
 
     channel: bytes
     stream: U64
     first: U64
     last: U64
+    until: U64 = 0
 
 
 class Resend(_Body, frozen=True):
@@ -215,6 +217,7 @@ class Healed(_Body, frozen=True):
     """The end of a page of resends: messages below `floor` are no longer available.
 
     Servers have confirmed the stream up to `last`, and it has numbers up to `assigned`. `first` repeats the request.
+    All messages below `floor` and up to `until` had been published `age_ms` before this answer.
     """
 
     channel: bytes
@@ -223,6 +226,8 @@ class Healed(_Body, frozen=True):
     last: U64
     assigned: U64
     first: U64
+    age_ms: U64 = 0
+    until: U64 = 0
 
 
 class Notice(_Body, frozen=True):

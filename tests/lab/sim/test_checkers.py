@@ -36,9 +36,16 @@ class Story:
             self.bob.handed.append(Handed(published.called_at + 0.2 if at is None else at, message))
         return self
 
-    def report(self, first: int, last: int | None, at: float = 9.0, publisher: int | None = ALICE) -> Story:
+    def report(
+        self,
+        first: int,
+        last: int | None,
+        at: float = 9.0,
+        publisher: int | None = ALICE,
+        known_to: tuple[str, ...] = (),
+    ) -> Story:
         """Bob gets a gap."""
-        self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost")))
+        self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost"), known_to))
         return self
 
     def judge(self, *, healable: bool = False, calm: bool = False, finished: bool = True) -> Verdict:
@@ -114,6 +121,36 @@ def test_a_gap_without_a_publisher_covers_only_dead_publishers() -> None:
     assert kinds(story.judge()) == {"lost"}
     story.alice.crashed, story.alice.ended_at = True, 5.6
     assert story.judge().violations == []
+
+
+def alarms(verdict: Verdict) -> tuple[int, int]:
+    return len(verdict.gaps_false), verdict.gaps_unprovable
+
+
+def test_a_gap_about_nothing_is_false_if_a_participant_knew_that_and_unprovable_otherwise() -> None:
+    story = Story().hand(1, 2, 3, 4, 5)
+    story.history.unwatched.append(Interval("s1", 5.5))
+    assert alarms(story.report(6, None, known_to=("agent-s1",)).judge()) == (1, 0)
+    assert alarms(story.report(0, None, publisher=None).judge()) == (1, 1)
+    assert story.judge().violations == []
+    story.report(6, None, known_to=("agent-s1",)).report(6, None, known_to=("agent-s1",))
+    assert kinds(story.judge()) == {"false gap"}, "several of them are a violation"
+
+
+def test_a_gap_about_a_missing_message_is_true_whoever_knows_it() -> None:
+    story = Story().hand(1, 2, 3).report(4, 5, known_to=("app1",))
+    assert alarms(story.judge()) == (0, 0)
+    story = Story().hand(1, 2, 3).report(4, None, known_to=("app1",))
+    story.history.unwatched.append(Interval("s1", 5.5))
+    assert alarms(story.judge()) == (0, 0)
+
+
+def test_a_gap_about_messages_from_before_the_subscription_is_false() -> None:
+    story = Story()
+    story.bob.called_at, story.bob.in_force_at = 2.5, 2.6
+    for message in story.history.messages.values():
+        message.confirmed_at = message.called_at + 0.1
+    assert alarms(story.report(1, 2, known_to=("alice",)).hand(3, 4, 5).judge()) == (1, 0)
 
 
 def test_foreign_messages_are_not_promised() -> None:

@@ -199,17 +199,21 @@ class Context:
         """How long a server may be unusable before the calls that wait for it are told."""
         return max(self.limits.unreachable_s, LEASES_UNREACHABLE * self.lease_s)
 
+    def is_member(self, link: ServerLink) -> bool:
+        """Whether a server is in the ring."""
+        return self.book.address(link.server) is not None
+
     def unusable(self, link: ServerLink, now: float) -> None:
-        """A server that is wanted may not be used, or not yet."""
-        if link.unusable_since is None:
+        """A server of the ring that is wanted may not be used, or not yet."""
+        if link.unusable_since is None and self.is_member(link):
             link.unusable_since = now
             self.timers.set(("unreachable", link), now + self.unreachable_s)
 
     def want(self, link: ServerLink, now: float) -> None:
-        """Opens a link, unless it is open or opening, or its server is not in the ring."""
+        """Opens a link, unless it is open or opening. A server outside the ring is only asked what it knows."""
         if link.state is not states.LinkState.USABLE:
             self.unusable(link, now)
-        if link.state is states.LinkState.DOWN and self.book.address(link.server) is not None and not self.closing:
+        if link.state is states.LinkState.DOWN and (self.is_member(link) or link.sites) and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.address))
 

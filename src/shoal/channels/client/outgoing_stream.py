@@ -7,12 +7,19 @@ it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
+from typing import Final
 
 from shoal.channels import states
 from shoal.channels.client.server_link import ServerLink
 from shoal.plan.placement import Placement
 from shoal.wire import envelope
+
+MARK_S: Final = 0.1
+"""How far apart the remembered times of publication are, at least."""
+MARKS_MAX: Final = 256
+"""Remembered times of publication; of more, every second one is dropped."""
 
 
 class Lane:
@@ -42,6 +49,8 @@ class Outgoing:
         "beacon_delay",
         "confirmed",
         "lanes",
+        "mark_due",
+        "marks",
         "name",
         "placement",
         "prefix",
@@ -68,6 +77,9 @@ class Outgoing:
         self.solo: Lane | None = None
         self.waiters: deque[tuple[int, object]] = deque()
         self.published_at = now
+        self.marks: list[tuple[int, float]] = []
+        """Numbers, each with the time by which all messages before it had been published."""
+        self.mark_due = now
         self.beacon_armed = False
         self.beacon_delay = 0.0
         self.use(placement)
@@ -123,6 +135,21 @@ class Outgoing:
         freed = self.resend_bytes - kept
         self.base, self.resend_bytes = base, kept
         return freed
+
+    def mark(self, now: float) -> None:
+        """Remembers by when the messages before the newest one had been published. Call it before `published_at` is
+        set."""
+        self.marks.append((self.seq, self.published_at))
+        self.mark_due = now + MARK_S
+        if len(self.marks) > MARKS_MAX:
+            del self.marks[: bisect_left(self.marks, (self.base, 0.0))]
+        if len(self.marks) > MARKS_MAX:
+            del self.marks[-3::-2]
+
+    def published_by(self, number: int) -> float:
+        """The time by which all messages up to a number had been published."""
+        at = bisect_left(self.marks, (number + 1, 0.0))
+        return self.marks[at][1] if at < len(self.marks) else self.published_at
 
     def beacon(self, last: int, time_us: int, final: bool = False) -> bytes:
         """A beacon: the stream has come as far as `last`, and servers have confirmed it."""

@@ -69,6 +69,8 @@ class Publisher:
         out.resend_bytes += size
         if not out.beacon_armed:
             self._arm_beacon(out, now)
+        if now >= out.mark_due:
+            out.mark(now)
         out.published_at = now
         self.resend_bytes += size
         self.pending_messages += 1
@@ -346,7 +348,7 @@ class Publisher:
 
     # Answers to subscribers
 
-    def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal) -> None:
+    def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal, now: float) -> None:
         """A subscriber missed messages: sends it a page of them, on the server that it asked on."""
         out = self._outs.get(request.channel)
         if out is None or out.stream != request.stream or request.first > request.last:
@@ -355,7 +357,9 @@ class Publisher:
         page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
         for blob in page:
             self._context.tell_peer(link, client, control.Resend(out.name, blob), nonce)
-        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first)
+        until = max(request.last, request.until)
+        age_ms = int(1000 * (now - out.published_by(min(until, out.base - 1))))
+        answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first, age_ms, until)
         self._context.tell_peer(link, client, answer, nonce)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)

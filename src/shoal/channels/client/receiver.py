@@ -250,8 +250,7 @@ class Receiver:
         has been quiet. What an agent heard before `owed_from` is not owed."""
         channel, stream_id, last, quiet_s = listed
         end = (last & ~ENDED) + 1
-        drift = self._context.limits.clock_drift_max
-        past = quiet_s * (1 - drift) > (now - sub.owed_from) * (1 + drift)
+        past = self._is_past(sub, quiet_s, now)
         chan = sub.channel(channel)
         stream = chan.streams.get(stream_id)
         if stream is None:
@@ -264,10 +263,23 @@ class Receiver:
         if end > stream.last + 1:
             stream.touched = now
         stream.knows(end - 1)
-        stream.final = stream.final or bool(last & ENDED)
+        if last & ENDED:
+            stream.final = True
+            stream.doubted_at = None
         if stream.has_hole():
             stream.server = server
             self._hole(sub, chan, stream, now)
+
+    def _is_past(self, sub: SubscriptionCore, age_s: float, now: float) -> bool:
+        """Whether something that another process measured as `age_s` old happened before the subscription began."""
+        drift = self._context.limits.clock_drift_max
+        return age_s * (1 - drift) > (now - sub.owed_from) * (1 + drift)
+
+    def vouched(self, sub: SubscriptionCore, heard: set[tuple[bytes, int]], server: str) -> None:
+        """The agent of a server has listed these streams: those last heard there are not in doubt any more."""
+        for chan, stream in sub.all_streams():
+            if stream.server == server and (chan.name, stream.stream) in heard:
+                stream.doubted_at = None
 
     def doubt(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """A stream was not heard for a while; its publisher is asked how far it has come."""
@@ -345,7 +357,7 @@ class Receiver:
         room = max(1, (sub.inbox.messages_max - len(sub.inbox.items)) // max(1, sub.healing))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
-        request = control.Heal(chan.name, stream.stream, stream.next, last)
+        request = control.Heal(chan.name, stream.stream, stream.next, last, hole_end)
         self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
 
     def resent(self, sub: SubscriptionCore, message: control.Resend, server: str, now: float) -> None:
@@ -392,7 +404,10 @@ class Receiver:
             stream.attempts = 0
         if stream.next < message.floor:
             lost_to = min(stream.hole_end(), message.floor - 1)
-            self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
+            if lost_to <= message.until and self._is_past(sub, message.age_ms / 1000, now):
+                self._skip(sub, chan, stream, lost_to, now)
+            else:
+                self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
         if stream.has_hole() and stream.next > message.first:
             self._context.timers.set(("heal", sub, chan, stream), now)
 
@@ -401,6 +416,10 @@ class Receiver:
     ) -> None:
         """Reports a hole. The time limit for the next one runs from the last sign of life of its publisher."""
         self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
+        self._skip(sub, chan, stream, last, now)
+
+    def _skip(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, now: float) -> None:
+        """Goes on behind `last`: what is missing until then was reported, or is not owed."""
         stream.skip_to(last + 1)
         stream.hole_since = now if stream.hole_since is None else max(stream.hole_since, stream.touched)
         self._advance(sub, chan, stream, now)

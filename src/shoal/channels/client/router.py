@@ -102,6 +102,7 @@ class Router:
             "sweep": self._sweep_due,
             "hello": self._subscriber.hello_due,
             "linger": self._subscriber.linger_due,
+            "outside": self._subscriber.outside_due,
             "resolve": self._publisher.resolve_due,
             "beacon": self._publisher.beacon_due,
             "idle": self._publisher.idle_due,
@@ -227,7 +228,7 @@ class Router:
 
     def cut_off(self, sub: SubscriptionCore, seconds: float, now: float) -> bool:
         """Whether none of a subscription's servers could be used for so long."""
-        links = [site.link for site in sub.sites.values()]
+        links = [site.link for site in sub.sites.values() if not site.lost]
         return bool(links) and all(
             link.unusable_since is not None and now >= link.unusable_since + seconds for link in links
         )
@@ -396,7 +397,7 @@ class Router:
         them, so that an attempt may take long."""
         limits = self.limits
         if not link.open:
-            if link.wanted and link.unusable_since is not None and not self._context.closing:
+            if link.wanted and link.unusable_since is not None and self._context.is_member(link):
                 self._context.effects.append(FetchRing())
                 patient = now >= link.unusable_since + self._context.unreachable_s
                 retry_s = limits.reconnect_delay_s_max if patient else limits.hello_retry_s
@@ -417,7 +418,7 @@ class Router:
         """Reports a server that could not be used for too long, again and again while that lasts."""
         if link.unusable_since is None:
             return
-        if not link.wanted or self._context.closing:
+        if not link.wanted or not self._context.is_member(link) or self._context.closing:
             link.unusable_since = None
             return
         wait_s = self._context.unreachable_s
@@ -492,7 +493,7 @@ class Router:
     def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
         match message:
             case control.Heal():
-                self._publisher.heal(link, client, number, message)
+                self._publisher.heal(link, client, number, message, now)
             case control.Resend() | control.Healed():
                 for sub in list(self._subscriber.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now)

@@ -114,23 +114,45 @@ class Subscriber:
             site = sub.sites.get(server)
             if site is None:
                 self._subscribe_on(sub, self._context.links[server], now)
-            elif site.state is states.SiteState.LINGERING and server in homes:
+                continue
+            site.lost = False
+            if site.state is states.SiteState.LINGERING and server in homes:
                 site.step("moved back")
         for server, site in list(sub.sites.items()):
             asks = site.state in (states.SiteState.WAITING, states.SiteState.ASKING)
             if server in homes or (server in earlier and (asks or not sub.in_force)):
                 continue
-            if self._left_by_plan(sub, server) or (asks and self._may_know(site)):
+            if self._left_by_plan(sub, server):
                 continue
-            if self._move_away(site, now):
-                self._report_server_loss(sub, server, now)
+            if asks and self._may_know(site):
+                self._ask_outside_ring(site, now)
+            else:
+                self._move_away(site, now)
         self._check_in_force(sub, now)
         self._acknowledge(sub)
 
     def _may_know(self, site: SubscribedServer) -> bool:
         """Whether an unreachable server may know of messages that the subscription missed there: it is asked before it
-        is left, unless it has left the ring."""
-        return site.sub.in_force and site.incarnation != 0 and self._context.book.address(site.server) is not None
+        is left."""
+        return site.sub.in_force and (site.incarnation != 0 or self._was_passed_by(site))
+
+    def _ask_outside_ring(self, site: SubscribedServer, now: float) -> None:
+        """A server has left the ring while the subscription had no connection to it. Its streams are in doubt; its
+        agent is asked for `gap_timeout_s`, because the server may be slow and not dead."""
+        if self._context.book.address(site.server) is None and not site.lost:
+            site.lost = True
+            self._doubt_streams(site, now)
+            self._context.timers.set(("outside", site), now + self._context.limits.gap_timeout_s)
+
+    def outside_due(self, site: SubscribedServer, now: float) -> None:
+        """The agent of a server that left the ring has not answered: publishers that only it knew are unknown."""
+        if not site.lost or site.state not in (states.SiteState.WAITING, states.SiteState.ASKING) or site.sub.closed:
+            return
+        site.lost = False
+        if self._context.book.address(site.server) is None:
+            site.step("closed")
+            self._leave(site)
+            self._receiver.report_unwatched(site.sub, site.server)
 
     def _left_by_plan(self, sub: SubscriptionCore, server: str) -> bool:
         """Whether a move leaves a server: then `_acknowledge` decides when, without a waiting time."""
@@ -147,17 +169,14 @@ class Subscriber:
         if link.open:
             self._ask(site, now)
 
-    def _move_away(self, site: SubscribedServer, now: float) -> bool:
-        """Leaves a server at once, or after a while if it still works; returns whether messages may be lost with it."""
-        if site.state is states.SiteState.LINGERING:
-            return False
+    def _move_away(self, site: SubscribedServer, now: float) -> None:
+        """Leaves a server at once, or after a while if it still works."""
         if site.state is states.SiteState.IN_FORCE and site.sub.in_force:
             site.step("moved away")
             self._context.timers.set(("linger", site), now + self._context.limits.linger_s)
-            return False
-        site.step("closed")
-        self._leave(site)
-        return site.sub.in_force and (site.incarnation != 0 or self._was_passed_by(site))
+        elif site.state is not states.SiteState.LINGERING:
+            site.step("closed")
+            self._leave(site)
 
     def _was_passed_by(self, site: SubscribedServer) -> bool:
         """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
@@ -288,6 +307,7 @@ class Subscriber:
         sub = site.sub
         self._context.counters.handshakes += 1
         site.step("answered")
+        site.lost = False
         if not sub.in_force:
             site.incarnation = answer.incarnation
             for channel, stream, last, _ in (*answer.absent, *answer.streams):
@@ -302,6 +322,7 @@ class Subscriber:
         heard = {(channel, stream) for channel, stream, _, _ in answer.streams}
         for listed in (*answer.streams, *(answer.absent if another else ())):
             self._receiver.evidence(sub, listed, site.server, now)
+        self._receiver.vouched(sub, heard, site.server)
         if restarted:
             self._context.counters.restarts_seen += 1
         if restarted or not answer.complete:
@@ -325,15 +346,9 @@ class Subscriber:
     def _doubt_unlisted(self, site: SubscribedServer, heard: set[tuple[bytes, int]], now: float) -> None:
         """While this client was not connected, the agent lost its connection too, or the server restarted, or the
         agent's tables are full. Streams that it does not list are in doubt."""
-        sub = site.sub
-        for chan, stream_in in sub.all_streams():
-            if stream_in.server == site.server and (chan.name, stream_in.stream) not in heard:
-                self._receiver.doubt(sub, chan, stream_in, now)
-
-    def _report_server_loss(self, sub: SubscriptionCore, server: str, now: float) -> None:
-        """A server has left the ring while this subscription was on it: its streams are in doubt."""
-        self._doubt_streams(sub, server, now)
-        self._receiver.report_unwatched(sub, server)
+        for chan, stream in site.sub.all_streams():
+            if stream.server == site.server and (chan.name, stream.stream) not in heard:
+                self._receiver.doubt(site.sub, chan, stream, now)
 
     def report_missed(self, known: Ring) -> None:
         """A new ring has come. A server that joined and left again since the previously known ring may have carried
@@ -362,11 +377,11 @@ class Subscriber:
         placed = set() if entry is None else set(entry.servers)
         return {members.home(sub.name) for members in rings if placed.isdisjoint(members.ids)}
 
-    def _doubt_streams(self, sub: SubscriptionCore, server: str, now: float) -> None:
+    def _doubt_streams(self, site: SubscribedServer, now: float) -> None:
         """Doubts the streams that were last heard on a server that was lost."""
-        for chan, stream in sub.all_streams():
-            if stream.server == server:
-                self._receiver.doubt(sub, chan, stream, now)
+        for chan, stream in site.sub.all_streams():
+            if stream.server == site.server:
+                self._receiver.doubt(site.sub, chan, stream, now)
 
     def _check_in_force(self, sub: SubscriptionCore, now: float) -> None:
         if not sub.in_force and sub.sites and all(s.state is states.SiteState.IN_FORCE for s in sub.sites.values()):
@@ -404,7 +419,7 @@ class Subscriber:
                 site.sub.sites.pop(site.server, None)
                 link.sites.pop(site, None)
                 self._context.say_bye(link, site.sub.pattern, site.sub.name)
-                self._doubt_streams(site.sub, site.server, now)
+                self._doubt_streams(site, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:
         """What this client listens to on a server: channels and patterns."""

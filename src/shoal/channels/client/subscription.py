@@ -29,6 +29,7 @@ class SubscribedServer:
     `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
     revision of the channel's entry in the last Subscribed that the agent was sent. `known` is the version of the
     ring by which the subscription was elsewhere before. `parts` are the parts of an Answer that have come so far.
+    `lost` says that the server has left the ring and its agent is still asked.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class SubscribedServer:
         "incarnation",
         "known",
         "link",
+        "lost",
         "nonce",
         "parts",
         "server",
@@ -54,6 +56,7 @@ class SubscribedServer:
         self.incarnation = 0
         self.was_subscribed = 0
         self.known = known
+        self.lost = False
         self.parts: list[control.Answer] = []
 
     def take_part(self, answer: control.Answer) -> control.Answer | None:
@@ -214,8 +217,14 @@ class SubscriptionCore:
     def settled(self) -> bool:
         """Whether the subscription is in force on every server where it belongs now."""
         return self.in_force and all(
-            site.state in (states.SiteState.IN_FORCE, states.SiteState.LINGERING) for site in self.sites.values()
+            site.lost or site.state in (states.SiteState.IN_FORCE, states.SiteState.LINGERING)
+            for site in self.sites.values()
         )
+
+    @property
+    def asks_outside(self) -> bool:
+        """Whether the agent of a server that left the ring is still asked what it knows."""
+        return any(site.lost for site in self.sites.values())
 
 
 def _last(item: Item) -> int | None:

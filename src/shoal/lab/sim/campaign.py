@@ -20,6 +20,9 @@ from shoal.lab.sim.scenario import Outcome
 
 CORNERS_SEEDS_MIN: Final = 200
 """With fewer seeds a campaign is a replay or a sample, and corners that it did not exercise do not fail it."""
+GAPS_FALSE_MIN: Final = 2
+GAPS_FALSE_SHARE: Final = 0.01
+"""False gaps that do not fail a campaign: this many, or this share of the seeds."""
 VIOLATIONS_SHOWN_MAX: Final = 50
 CHUNK_SEEDS: Final = 5
 GC_THRESHOLD: Final = 50_000
@@ -56,6 +59,8 @@ class Result:
     duplicated: int = 0
     reordered: int = 0
     gaps_reported: int = 0
+    gaps_false: int = 0
+    gaps_unprovable: int = 0
     seconds: float = 0.0
     failing: list[int] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
@@ -74,6 +79,8 @@ class Result:
         self.duplicated += verdict.duplicated
         self.reordered += verdict.reordered
         self.gaps_reported += verdict.gaps_reported
+        self.gaps_false += len(verdict.gaps_false)
+        self.gaps_unprovable += verdict.gaps_unprovable
         self.exercised.update(outcome.exercised)
         self.own.update(verdict.own)
         self.digests[outcome.seed] = outcome.digest
@@ -90,9 +97,14 @@ class Result:
         return [name for name, counter in self.protocol.corners.items() if not self.exercised[counter]]
 
     @property
+    def alarms_often(self) -> bool:
+        """Whether there were too many false gaps."""
+        return self.gaps_false > max(GAPS_FALSE_MIN, GAPS_FALSE_SHARE * self.seeds)
+
+    @property
     def holds(self) -> bool:
-        """Whether there was no violation and every corner was exercised."""
-        return not self.failing and not self.corners_missed
+        """Whether there was no violation, few false gaps, and every corner was exercised."""
+        return not self.failing and not self.corners_missed and not self.alarms_often
 
     @property
     def digest(self) -> str:
@@ -117,7 +129,12 @@ class Result:
             "duplicated": self.duplicated,
             "reordered": self.reordered,
             "gaps_reported": self.gaps_reported,
-            "violations": self.violations + [f"never exercised: {name}" for name in self.corners_missed],
+            "gaps_false": self.gaps_false,
+            "gaps_unprovable": self.gaps_unprovable,
+            "silent": self.lost,
+            "violations": self.violations
+            + [f"never exercised: {name}" for name in self.corners_missed]
+            + ([f"false gaps: {self.gaps_false} in {self.seeds} seeds"] if self.alarms_often else []),
             "failing_seeds": self.failing,
             "exercised": exercised,
             **self.own,

@@ -25,6 +25,10 @@ class Verdict:
     gaps_reported: int = 0
     violations: list[str] = field(default_factory=list)
     seen: Counter[str] = field(default_factory=Counter)
+    gaps_false: list[str] = field(default_factory=list)
+    """Gaps about nothing that was missing, although a live participant could have proved that."""
+    gaps_unprovable: int = 0
+    """Gaps about nothing that was missing, which no live participant could know."""
     own: Counter[str] = field(default_factory=Counter)
     """The protocol's own figures, printed with the common ones."""
 

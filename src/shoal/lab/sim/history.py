@@ -83,6 +83,10 @@ class History:
         """Records that the publisher got the confirmation of a message."""
         self.messages[number].confirmed_at = at
 
+    def of(self, unit: str, publisher: int) -> list[Published]:
+        """The messages of a publisher on a unit, in order."""
+        return [message for message in self.messages.values() if (message.unit, message.publisher) == (unit, publisher)]
+
     def by_unit(self) -> dict[str, list[Published]]:
         """The messages of each unit."""
         found: dict[str, list[Published]] = defaultdict(list)

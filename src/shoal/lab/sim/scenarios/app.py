@@ -22,9 +22,10 @@ from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, Subscrib
 from shoal.lab.sim.history import PublisherRecord, payload_of
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
+from shoal.lab.sim.scenarios.gap_witness import witnesses
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
-from shoal.message import Item
+from shoal.message import Gap, Item
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.cluster import ChannelScenario
@@ -252,7 +253,7 @@ class App:
         while items := await self._take(messages):
             if sub.has_ended():
                 return
-            record.handed += [Handed(world.now, item) for item in items]
+            record.handed += [self._handed(record, item) for item in items]
             if self.slow:
                 await self._read_slowly(sub)
 
@@ -276,9 +277,13 @@ class App:
         if sub.record.in_force_at is None or sub.has_ended():
             return False
         while count and (item := sub.messages.get_nowait()) is not None:
-            sub.record.handed.append(Handed(self.run.world.now, item))
+            sub.record.handed.append(self._handed(sub.record, item))
             count -= 1
         return not count
+
+    def _handed(self, record: SubscriberRecord, item: Item) -> Handed:
+        known_to = witnesses(self.run, record, item) if isinstance(item, Gap) else ()
+        return Handed(self.run.world.now, item, known_to)
 
     # The end
 

@@ -14,10 +14,12 @@ from shoal.message import Item, Message
 
 @dataclass(slots=True)
 class Handed:
-    """One message or gap, as the application received it."""
+    """One message or gap, as the application received it. For a gap, `witnesses` are the live participants that knew
+    then what its publisher had published."""
 
     at: float
     item: Item
+    witnesses: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

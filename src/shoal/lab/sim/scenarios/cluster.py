@@ -346,7 +346,7 @@ class ChannelScenario(Scenario):
         if len(routers) < len(self.apps) or not all(router is not None and router.settled for router in routers):
             return False
         cores = [sub.core for app in self.apps for sub in app.subs]
-        if not all(core is not None and core.settled for core in cores):
+        if not all(core is not None and core.settled and not core.asks_outside for core in cores):
             return False
         streams = (stream for core in cores if core is not None for _, stream in core.all_streams())
         return not any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
@@ -377,6 +377,9 @@ class AgentProcess:
             max_out_bytes_per_s=run.agent_capacity_bytes_per_s,
         )
         self.agent = Agent(options, self.process.runtime, run.rules)
+        self.node = node
+        self.began_at = self.steady_since = run.world.now
+        """Since when the agent has watched its server without a break."""
         self.process.begin(self._main())
 
     async def _main(self) -> None:
@@ -388,6 +391,7 @@ class AgentProcess:
 
     def unwatched(self) -> None:
         """Notes that the agent may miss messages on its server from now on."""
+        self.steady_since = self.run.world.now
         self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
 
     # Observing the connections (see `transport.Tap`)

@@ -1,0 +1,56 @@
+"""Which live participants could have proved that a gap is false.
+
+Owns the judgement "a gap was reported although nothing was missing, and it could have been known". The simulator knows
+the truth; the checkers use it to tell false gaps from gaps that nobody could have avoided:
+
+    false        nothing owed was missing, and a live participant knew that
+    unprovable   nothing owed was missing, but no live participant could know
+
+A publisher that runs knows everything about its stream. An agent knows a stream if it has heard that the stream ended.
+If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
+if that holds for all servers of a channel, these agents know the channel's streams. If only its process has lived since
+then, it knows that there are no other publishers: each had to wait for its answer before the first message.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shoal.channels.states import AgentState
+from shoal.message import Gap
+from shoal.wire.envelope import ENDED, client_of
+
+if TYPE_CHECKING:
+    from shoal.lab.sim.scenarios.channel_run_history import SubscriberRecord
+    from shoal.lab.sim.scenarios.cluster import AgentProcess, ChannelScenario
+
+
+def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[str, ...]:
+    """The names of the nodes whose processes know what a gap is about, at this moment."""
+    agents = [processes[-1] for processes in run.agent_processes]
+    watching = [agent for agent in agents if _watches(run, agent)]
+    steady = {agent.server for agent in watching if agent.steady_since < sub.called_at}
+    if gap.publisher is None:
+        old = [agent for agent in watching if agent.began_at < sub.called_at]
+        return tuple(agent.node.name for agent in old if f"server {agent.server} " in gap.reason)
+    publishers = [app for app in run.apps if app.record.client == gap.publisher]
+    found = [app.node.name for app in publishers if app.node.running and app.started and not app.leaving]
+    last = max((m.sequence for m in run.history.of(gap.channel, gap.publisher)), default=0)
+    heard_all = steady.issuperset(run.book.placement(gap.channel.encode()).servers)
+    found += [agent.node.name for agent in watching if _knows(agent, gap, last, heard_all)]
+    return tuple(found)
+
+
+def _watches(run: ChannelScenario, agent: AgentProcess) -> bool:
+    """Whether an agent runs and is connected to a server that runs."""
+    core = agent.agent.core
+    server = run.network.nodes[agent.server]
+    return agent.node.running and server.running and core is not None and core.state is AgentState.SERVING
+
+
+def _knows(agent: AgentProcess, gap: Gap, last: int, heard_all: bool) -> bool:
+    core = agent.agent.core
+    assert core is not None
+    streams = core.streams(gap.channel.encode()).items()
+    heard = [end for stream, end in streams if client_of(stream) == gap.publisher and end & ~ENDED >= last]
+    return any(end & ENDED or heard_all for end in heard)
