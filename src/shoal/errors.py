@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
+    │   ├── UnreachableError                no server of a channel can be used
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
@@ -22,7 +23,9 @@
     ├── CoordinatorError                the coordinator rejected a request
     │   ├── ConflictError                   another client wrote first
     │   ├── LeaseLostError                  the lease expired during the work
+    │   ├── DataLostError                   the coordinator has lost data
     │   └── CoordinatorUnavailableError     the coordinator is unreachable
+    ├── BackupError                     a backup cannot be written, read or restored
     ├── ClusterError                    a local cluster cannot be started, stopped or found
     │   ├── PortInUseError                  another process uses the port
     │   ├── AlreadyRunningError             the cluster is already running
@@ -81,6 +84,12 @@ class AuthenticationError(ConnectError):
 
 class ServerTooOldError(ConnectError):
     """The server lacks a feature that Shoal needs (RESP3, ACL users)."""
+
+
+class UnreachableError(ConnectError):
+    """None of a subscription's servers could be used for `unreachable_s`. The bus keeps trying and the subscription
+    stays open: read again to wait. Messages that were missed meanwhile are fetched, or reported as a gap.
+    """
 
 
 class ClusterNotFoundError(ConnectError):
@@ -163,8 +172,16 @@ class LeaseLostError(CoordinatorError):
     """The lease expired. Stop the work that needs it immediately; another process may already hold it."""
 
 
+class DataLostError(CoordinatorError):
+    """The coordinator came back with less data than it had. What was known of it stays in use."""
+
+
 class CoordinatorUnavailableError(CoordinatorError, ConnectionError):
     """The coordinator is unreachable. Messages keep flowing with the last plan; changes have to wait."""
+
+
+class BackupError(ShoalError):
+    """A backup of the coordinator cannot be written, read or restored. A coordinator that has data is unchanged."""
 
 
 class ClusterError(ShoalError):

@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.bus.addresses import KEY_FIELD, PLACES_MAX
 from shoal.config import default_state_dir
 from shoal.errors import ClusterNotFoundError
 
@@ -37,12 +38,21 @@ class _Cluster(msgspec.Struct, frozen=True):
     supervisor: _Supervisor
     coordinator: _Address
     passwords: dict[str, str]
+    servers: tuple[_Address, ...] = ()
+    public_key: str = ""
 
 
-def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
+def find_url(
+    state_dir: str | Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    role: str = ROLE,
+    *,
+    servers: bool = False,
+) -> str:
     """Return the address of the cluster for a client or another role. Raises ClusterNotFoundError if there is none.
 
-    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory.
+    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory. With
+    `servers`, the address of a local cluster names all its servers and its public key, for a bus.
     """
     if state_dir is None and environ.get(URL_VARIABLE):
         return environ[URL_VARIABLE]
@@ -58,8 +68,10 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
             f"the cluster in {directory} ended without cleaning up",
             do="run `shoal up` to start a new one",
         )
-    where = cluster.coordinator
-    return f"shoal://{role}:{cluster.passwords[role]}@{where.host}:{where.port}"
+    places = (cluster.coordinator, *cluster.servers[: PLACES_MAX - 1]) if servers else (cluster.coordinator,)
+    key = f"?{KEY_FIELD}={cluster.public_key}" if servers and cluster.public_key else ""
+    named = ",".join(f"{place.host}:{place.port}" for place in places)
+    return f"shoal://{role}:{cluster.passwords[role]}@{named}{key}"
 
 
 def _read(directory: Path) -> _Cluster:

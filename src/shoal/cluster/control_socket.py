@@ -7,6 +7,7 @@ of the state directory can reach it. The cluster carries out the requests.
     {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
+    {"do": "rotate", "name": "client"}, and likewise revoke: the passwords of a role, or of all roles ("")
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ ANSWER_TIMEOUT_S: Final = 40.0
 ADD_MAX: Final = 100
 """Most hosts that one request can add."""
 
-Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove"]
+Action = Literal[
+    "status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove", "rotate", "revoke"
+]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +60,10 @@ class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     status: ClusterStatus | None = None
     servers: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    """The roles whose passwords were changed."""
+    missed: tuple[str, ...] = ()
+    """The servers that did not answer."""
 
 
 _requests: Final = msgspec.json.Decoder(ControlRequest)
@@ -118,12 +125,17 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
                 return ControlReply(True, servers=added)
             case "remove":
                 await cluster.remove_host(request.name)
+            case "rotate" | "revoke":
+                roles, missed = await (cluster.rotate if request.do == "rotate" else cluster.revoke)(request.name)
+                return ControlReply(True, roles=tuple(roles), missed=missed)
             case "down":
                 pass
     except msgspec.DecodeError as error:
         return ControlReply(False, f"invalid request: {error}")
     except (ShoalError, TimeoutError) as error:
         return ControlReply(False, str(error) or "the request timed out")
+    except OSError as error:
+        return ControlReply(False, f"the supervisor could not write a file: {error}: check the disk")
     return ControlReply(True)
 
 

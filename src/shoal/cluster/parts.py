@@ -15,7 +15,7 @@ import hiredis
 import msgspec
 
 from shoal.cluster import process
-from shoal.cluster.acl import ADMIN
+from shoal.cluster.acl import SUPERVISOR
 from shoal.cluster.child import Child
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.process import ChildProcess
@@ -24,6 +24,7 @@ from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
+from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
@@ -59,7 +60,7 @@ class ServerPlan(msgspec.Struct, frozen=True):
     log: Path
     acl: str
     durable: bool
-    admin_password: str
+    supervisor_password: str
     site: LaunchSite = LaunchSite()
     announced_site: str = ""
     """The site that the server's agent announces (`ServerAddress.site`)."""
@@ -103,7 +104,7 @@ async def start_server(
             plan.log,
             timing,
             launch=_launcher(command, plan.log),
-            ready=_answer_check(plan.site.host, port, plan.admin_password),
+            ready=_answer_check(plan.site.host, port, plan.supervisor_password),
             changed=changed,
         )
         try:
@@ -125,20 +126,20 @@ async def start_server(
 def make_agent(
     server: ServerAddress,
     command: AgentCommand,
-    url: str,
+    url: Callable[[], str],
     log: Path,
     timing: Timing,
     changed: Callable[[], None],
 ) -> Child:
     """The agent of a server, not yet started. It counts as started when its process runs; leases are checked
-    elsewhere."""
+    elsewhere. `url` is called at each start, because the password may change."""
     words = command(server)
     return Child(
         agent_name(server.id),
         "agent",
         log,
         timing,
-        launch=lambda: process.start(words, log, {URL_VARIABLE: url}),
+        launch=lambda: process.start(words, log, {URL_VARIABLE: url()}),
         ready=_at_once,
         changed=changed,
     )
@@ -190,6 +191,15 @@ def agent_name(server: str) -> str:
 
 async def answers(host: str, port: int, user: str, password: str) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
+    try:
+        await tell(host, port, user, password, ("PING",))
+    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
+        return False
+    return True
+
+
+async def tell(host: str, port: int, user: str, password: str, *commands: Request) -> None:
+    """Sends commands to a server. ConnectError if it does not answer, hiredis.ReplyError if it refuses one."""
     connection = Connection(
         host,
         port,
@@ -200,12 +210,8 @@ async def answers(host: str, port: int, user: str, password: str) -> bool:
         connect_timeout_s=_ANSWER_TIMEOUT_S,
         answer_timeout_s=_ANSWER_TIMEOUT_S,
     )
-    try:
-        async with connection:
-            await connection.ask((b"PING",))
-    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
-        return False
-    return True
+    async with connection:
+        await connection.ask(*commands)
 
 
 def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
@@ -213,7 +219,7 @@ def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
 
 
 def _answer_check(host: str, port: int, password: str) -> Callable[[], Awaitable[bool]]:
-    return lambda: answers(host, port, ADMIN, password)
+    return lambda: answers(host, port, SUPERVISOR, password)
 
 
 async def _at_once() -> bool:
