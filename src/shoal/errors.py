@@ -5,6 +5,7 @@
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
+    │   ├── UnreachableError                no server of a channel can be used
     │   ├── TlsError                        no trusted TLS connection: files, certificates, or a side without TLS
     │   └── ClusterNotFoundError            no cluster at this address
     ├── PublishError                    a message was not published, or may not have been
@@ -23,7 +24,9 @@
     ├── CoordinatorError                the coordinator rejected a request
     │   ├── ConflictError                   another client wrote first
     │   ├── LeaseLostError                  the lease expired during the work
+    │   ├── DataLostError                   the coordinator has lost data
     │   └── CoordinatorUnavailableError     the coordinator is unreachable
+    ├── BackupError                     a backup cannot be written, read or restored
     ├── ClusterError                    a local cluster cannot be started, stopped or found
     │   ├── PortInUseError                  another process uses the port
     │   ├── AlreadyRunningError             the cluster is already running
@@ -87,6 +90,12 @@ class ServerTooOldError(ConnectError):
 class TlsError(ConnectError):
     """No TLS connection that both sides trust: unusable files, a certificate that one side refuses, or one side that
     does not use TLS. Trying again does not help before `do` was done."""
+
+
+class UnreachableError(ConnectError):
+    """None of a subscription's servers could be used for `unreachable_s`. The bus keeps trying and the subscription
+    stays open: read again to wait. Messages that were missed meanwhile are fetched, or reported as a gap.
+    """
 
 
 class ClusterNotFoundError(ConnectError):
@@ -169,8 +178,16 @@ class LeaseLostError(CoordinatorError):
     """The lease expired. Stop the work that needs it immediately; another process may already hold it."""
 
 
+class DataLostError(CoordinatorError):
+    """The coordinator came back with less data than it had. What was known of it stays in use."""
+
+
 class CoordinatorUnavailableError(CoordinatorError, ConnectionError):
     """The coordinator is unreachable. Messages keep flowing with the last plan; changes have to wait."""
+
+
+class BackupError(ShoalError):
+    """A backup of the coordinator cannot be written, read or restored. A coordinator that has data is unchanged."""
 
 
 class ClusterError(ShoalError):

@@ -189,7 +189,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     recorded_bytes_max: int = 256 * MIB
     """The same in bytes, estimated from the mean entry size. The oldest are dropped."""
 
+    recorded_total_bytes_max: int = 2048 * MIB
+    """Bytes of all records on one server, estimated likewise and shared equally. The oldest entries of each record are
+    dropped; readers see that they were.
+    """
+
     # -- Connections and timeouts ----------------------------------------------------------------------------
+
+    unreachable_s: float = 15.0
+    """How long the servers of a channel may be unusable; at least three leases of the cluster, because a failover takes
+    less. After that `publish(confirm=True)` and `drain` raise NotConfirmedError, `subscribe` raises
+    SubscribeTimeoutError, and reading from a subscription raises UnreachableError.
+    """
 
     connect_timeout_s: float = 5.0
     """Timeout of one connection attempt, including login."""
@@ -264,6 +275,7 @@ _RULES: Final = (
     _AtMost("payload_bytes_max", "inbox_bytes_max", "an inbox must hold the largest message"),
     _AtMost("payload_bytes_max", "resend_bytes_max", "a resend window must hold the largest message"),
     _AtMost("resend_bytes_max", "resend_total_bytes_max", "one window cannot be larger than all of them"),
+    _AtMost("recorded_bytes_max", "recorded_total_bytes_max", "one record cannot be larger than all of them"),
     _AtMost("heal_page_messages", "resend_messages_max", "a publisher keeps no more than its window"),
     _AtMost("heartbeat_interval_s", "server_lease_s", "a lease must survive one lost heartbeat", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "missing messages must be requested before they are given up"),
@@ -289,8 +301,9 @@ PUBLIC: Final = frozenset(
         "resend_bytes_max",
         "gap_timeout_s",
         "server_lease_s",
-        "recorded_entries_max",
         "recorded_bytes_max",
+        "recorded_total_bytes_max",
+        "unreachable_s",
         "connect_timeout_s",
         "subscribe_timeout_s",
         "drain_timeout_s",

@@ -11,9 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, ring
 
+from shoal.channels.recording.budget import RecordBudget
 from shoal.channels.recording.record import STREAMS_EVERY
 from shoal.channels.recording.recorder import OPENING_MAX
-from shoal.limits import DEFAULT_LIMITS
+from shoal.channels.recording.writer import ENTRIES_MIN
+from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command
 from shoal.wire.envelope import HEADER, peer_channel, stream_id
@@ -83,8 +85,15 @@ class Store:
 class Driver(AgentDriver):
     """An agent on a server that keeps records."""
 
-    def __init__(self, store: Store, *, instance: int = 77, marks: tuple[bytes, ...] = (b"orders.*",)) -> None:
-        super().__init__(limits=LIMITS, instance=instance)
+    def __init__(
+        self,
+        store: Store,
+        *,
+        instance: int = 77,
+        marks: tuple[bytes, ...] = (b"orders.*",),
+        limits: Limits = LIMITS,
+    ) -> None:
+        super().__init__(limits=limits, instance=instance)
         self.store = store
         self.core.ring(RING)
         for mark in marks:
@@ -420,3 +429,47 @@ def test_every_number_is_recorded_or_in_a_gap(incarnations: list[tuple[int, bool
         assert not {*numbers} & missing
     ends = [said for said in store.said() if isinstance(said, list)]
     assert len(ends) >= sum(said for _, _, said in incarnations) // (STREAMS_EVERY + 2)
+
+
+# The room for all records
+
+
+def test_records_share_the_room_of_their_server() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, recorded_bytes_max=400, recorded_total_bytes_max=1000)
+    budget = RecordBudget(limits)
+    assert budget.share_bytes == 400, "one record alone is bounded by its own limit"
+    assert not budget.add([b"a", b"b"])
+    assert budget.add([b"c"]), "four parts"
+    assert budget.share_bytes == 250
+    assert not budget.add([b"d", b"a"])
+    assert budget.add([b"e"])
+    assert budget.share_bytes == 125
+    assert budget.records * budget.share_bytes <= 1000
+    assert budget.others([b"a", b"c"]) == [b"b", b"d", b"e"]
+    budget.reset()
+    assert budget.share_bytes == 400
+
+
+@given(st.integers(1, 5000))
+def test_all_shares_fit_the_room(records: int) -> None:
+    budget = RecordBudget(DEFAULT_LIMITS)
+    budget.add(b"%d" % number for number in range(records))
+    assert budget.records * budget.share_bytes <= DEFAULT_LIMITS.recorded_total_bytes_max
+
+
+def test_earlier_records_are_trimmed_when_others_need_room() -> None:
+    """Also those that nothing is written to any more."""
+    store = Store()
+    store.index.add(b"old")
+    limits = msgspec.structs.replace(LIMITS, recorded_bytes_max=16_000_000, recorded_total_bytes_max=16_000_000)
+    driver = Driver(store, limits=limits)
+    for number in range(1, 10):
+        for sequence in range(1, 50):
+            driver.hear(b"orders.%d" % number, blob(STREAM, sequence, b"x" * 2000))
+    trims = {command[1]: int(command[4]) for command in driver.commands if command[0] == b"XTRIM"}
+    assert trims.keys() >= {record_key(b"orders.1"), record_key(b"old")}
+    assert all(entries >= ENTRIES_MIN for entries in trims.values())
+    kept = {command[1]: int(command[4]) for command in driver.commands if command[0] == b"XADD"}  # the last of each
+    assert kept[record_key(b"orders.9")] * 2000 * 10 <= 16_000_000, "ten records fit"
+    assert trims[record_key(b"orders.1")] < kept[record_key(b"orders.1")], "the share has become smaller"
+    assert driver.core.counters.record_trims > 0

@@ -25,7 +25,7 @@ from tests.support.core_driver import (
     sequences,
 )
 
-from shoal.channels.client.context import AgentRefused, Connect, Disconnect, FetchRing
+from shoal.channels.client.context import AgentRefused, CommandRefused, Connect, Disconnect, FetchRing, Unreachable
 from shoal.channels.states import LaneState, LinkState
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.placement import Mode, Placement
@@ -105,6 +105,90 @@ def test_news_of_a_connection_that_is_not_there_is_ignored() -> None:
     driver.router.lost("unknown", driver.now)
     driver.router.received("unknown", [1], driver.now)
     assert counts(driver) == {"ring_changes": 1}
+
+
+# Servers that cannot be used
+
+
+def test_a_server_that_stays_away_is_reported_again_and_again() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    wait_s = DEFAULT_LIMITS.unreachable_s
+    driver.advance(wait_s - 0.1)
+    assert driver.happened(Unreachable) == []
+    assert not driver.router.cut_off(sub, wait_s, driver.now)
+    driver.advance(0.2)
+    assert [effect.server for effect in driver.happened(Unreachable)] == ["s1"]
+    assert driver.router.cut_off(sub, wait_s, driver.now)
+    driver.advance(2 * wait_s)
+    assert [round(effect.seconds) for effect in driver.happened(Unreachable)] == [30, 45]
+
+
+def test_an_agent_that_is_silent_for_too_long_makes_its_server_unreachable() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.servers["s1"].silent = True
+    driver.advance(DEFAULT_LIMITS.server_lease_s + DEFAULT_LIMITS.unreachable_s + 1)
+    assert len(driver.happened(Unreachable)) == 1
+
+
+def test_a_server_that_returns_in_time_is_not_reported() -> None:
+    driver = RouterDriver()
+    sub = driver.subscribe(b"tile")
+    for _ in range(3):
+        driver.servers["s1"].reachable = False
+        driver.lose("s1")
+        driver.advance(DEFAULT_LIMITS.unreachable_s - 1)
+        driver.servers["s1"].reachable = True
+        driver.advance(2.0)
+    assert driver.happened(Unreachable) == []
+    assert not driver.router.cut_off(sub, 0.0, driver.now)
+
+
+def test_a_server_that_nothing_lives_on_any_more_is_not_reported() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(channel_at(driver.ring, "s1"))
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.change_ring(("s2",))
+    driver.advance(3 * DEFAULT_LIMITS.unreachable_s)
+    assert driver.happened(Unreachable) == []
+    assert sub.settled
+
+
+def test_a_subscription_with_one_usable_server_is_not_cut_off() -> None:
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(b"*", pattern=True)
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.advance(2 * DEFAULT_LIMITS.unreachable_s)
+    assert driver.happened(Unreachable) != []
+    assert not driver.router.cut_off(sub, 0.0, driver.now)
+
+
+def test_the_ring_is_fetched_while_a_frozen_server_does_not_complete_a_connection() -> None:
+    """A server that left the ring meanwhile is noticed at once, not when the attempt times out."""
+    driver = RouterDriver(("s1", "s2"))
+    driver.subscribe(channel_at(driver.ring, "s1"))
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.happened(FetchRing)
+    driver.advance(3.0)
+    assert len(driver.happened(FetchRing)) >= 5
+    driver.change_ring(("s2",))
+    driver.happened(FetchRing)
+    driver.advance(3.0)
+    assert driver.happened(FetchRing) == [], "the server is not needed any more"
+
+
+def test_refused_commands_are_reported_with_the_channel() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].refuse = {AGENT_CHANNEL: "NOPERM no"}
+    driver.router.subscribe(b"tile", False, driver.now)
+    driver.play()
+    assert CommandRefused("s1", None, "NOPERM no") in driver.happened(CommandRefused)
 
 
 # The lease

@@ -86,7 +86,7 @@ def as_role(cluster: ClusterState) -> Ask:
 COMMON = ["PING", "CLIENT ID", "CLIENT SETNAME me", "INFO server"]
 COUNTS = ["PUBSUB CHANNELS", "PUBSUB NUMSUB a", "PUBSUB NUMPAT"]
 ALLOWED = {
-    CLIENT: [*COMMON, *COUNTS, "PUBLISH tile.1 x", "PUBLISH _x y", "PUBLISH __shoal y"],
+    CLIENT: [*COMMON, *COUNTS, "GET __shoal:plan", "PUBLISH tile.1 x", "PUBLISH _x y", "PUBLISH __shoal y"],
     AGENT: [
         *COMMON,
         *COUNTS,
@@ -98,6 +98,7 @@ ALLOWED = {
         f"XLEN {TELEMETRY_KEY.decode()}",
         f"XTRIM {TELEMETRY_KEY.decode()} MAXLEN 10",
         "CLIENT LIST",
+        "SET __shoal:plan x",
     ],
     READER: [
         *COMMON,
@@ -183,6 +184,7 @@ EXTRA = {
         "CLIENT KILL ID 1",
         "SHUTDOWN",
         "XADD __shoal:telemetry * a b",
+        "SET __shoal:plan x",
     ],
     AGENT: ["CONFIG GET maxclients", "SHUTDOWN", "XADD other * a b"],
     READER: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],

@@ -27,6 +27,7 @@ from shoal.errors import (
     ConnectError,
     CoordinatorError,
     CoordinatorUnavailableError,
+    DataLostError,
     ServerTooOldError,
 )
 from shoal.wire import handshake
@@ -404,3 +405,36 @@ class TestGrantsOnRedis:
             return len(clients.splitlines()) == 1
 
         await eventually(only_by_hand)
+
+
+class TestLostData:
+    """A store that comes back with less data than it had."""
+
+    async def test_a_watch_says_so_and_reports_nothing_as_deleted(self, store: RedisServer, by_hand: ByHand) -> None:
+        async with await connect(store) as coordinator:
+            for number in range(3):
+                await coordinator.put(f"plan/{number}", b"x")
+            changes = coordinator.watch("plan/")
+            seen = [await anext(changes) for _ in range(3)]
+            assert all(change.now is not None for change in seen)
+            by_hand("FLUSHALL")
+            with pytest.raises(DataLostError, match="shoal coordinator restore"):
+                async with asyncio.timeout(60):
+                    await anext(changes)
+
+    async def test_a_new_watch_begins_with_what_is_there(self, store: RedisServer, by_hand: ByHand) -> None:
+        async with await connect(store) as coordinator:
+            for number in range(3):
+                await coordinator.put(f"plan/{number}", b"x")
+            by_hand("FLUSHALL")
+            await coordinator.put("plan/1", b"restored")
+            change = await anext(coordinator.watch("plan/"))
+            assert (change.key, change.now) == ("plan/1", Versioned(b"restored", 1))
+
+    async def test_another_password_is_used_for_new_connections(self, store: RedisServer, by_hand: ByHand) -> None:
+        async with await connect(store) as coordinator:
+            by_hand("ACL", "SETUSER", USER, ">other")
+            coordinator.use_password("other")
+            by_hand("ACL", "SETUSER", USER, f"<{PASSWORD}")
+            by_hand("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+            assert await coordinator.put("plan/a", b"1") > 0

@@ -115,3 +115,13 @@ def test_a_file_without_a_record(tmp_path: Path, records: list[DecisionRecord]) 
 def test_an_empty_log(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "absent")
     assert (log.files("decision"), list(log.outcomes())) == ([], [])
+
+
+def test_a_full_disk_is_not_kept_full_by_what_did_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        AuditLog(tmp_path)._write(tmp_path / "000000000000001-abc.quiet", b"data")
+    assert list(tmp_path.iterdir()) == []

@@ -15,7 +15,7 @@ import uvloop
 from hiredis import ReplyError
 from prometheus_client import generate_latest
 from tests.support.cluster_thread import ClusterThread
-from tests.support.redis_server import free_port
+from tests.support.redis_server import RedisServer, free_port
 
 import shoal
 from shoal.channels.client.context import PublishRefused
@@ -464,11 +464,16 @@ async def test_an_address_that_is_none_is_refused(address: str) -> None:
         await shoal.connect(address).open()
 
 
-async def test_a_server_without_a_cluster_is_no_coordinator(bus: shoal.Bus, url: str) -> None:
+async def test_a_server_of_the_cluster_can_be_asked_for_the_plan(bus: shoal.Bus, url: str) -> None:
     server = bus.ring.servers[0]
     login = url.removeprefix("shoal://").rpartition("@")[0]
-    with pytest.raises(shoal.ShoalError):
-        await shoal.connect(f"shoal://{login}@{server.host}:{server.port}").open()
+    async with shoal.connect(f"shoal://{login}@{server.host}:{server.port}") as opened:
+        assert opened.ring == bus.ring
+
+
+async def test_a_server_without_a_cluster_is_no_coordinator(tmp_path: Path) -> None:
+    with RedisServer() as server, pytest.raises(ClusterNotFoundError, match="no cluster has started there"):
+        await shoal.connect(f"shoal://{server.host}:{server.port}", cache_dir=tmp_path).open()
 
 
 async def test_a_closed_bus_says_so(url: str) -> None:

@@ -45,6 +45,22 @@ def test_nothing_is_silent_while_servers_are_killed(monkeypatch: pytest.MonkeyPa
     assert facts["deliveries"] > 100
 
 
+def test_frozen_servers_and_a_coordinator_that_goes_away_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pauses are reported, not judged: they depend on the machine."""
+    monkeypatch.setenv("SHOAL_LIMITS_GAP_TIMEOUT_S", str(GAP_TIMEOUT_S))
+    _, facts, errors = run_soak("channels", *SIZE, "--freeze", "--kill-coordinator", seconds=18)
+    others = [text for text in facts["violations"] if not text.startswith(("false gap", "never exercised"))]
+    assert others == [], errors
+    assert (facts["lost"], facts["duplicated"], facts["reordered"]) == (0, 0, 0)
+    assert facts["exercised"]["server frozen"] > 0
+    assert facts["exercised"]["server left ring"] > 0
+    assert facts["exercised"]["coordinator killed"] > 0
+    assert facts["gaps_false"] == sum(text.startswith("false gap") for text in facts["violations"])
+    assert facts["failover_s_max"] > 0
+    assert facts["coordinator_return_stall_ms"] >= 0
+    assert facts["coordinator_returns"] > 0
+
+
 # The checking process
 
 

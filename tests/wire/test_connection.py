@@ -192,6 +192,17 @@ async def test_a_port_where_nobody_listens_is_a_connect_error(server: RedisServe
         await connection_to(server, Collector(), port=free_port()).open()
 
 
+async def test_a_server_without_room_for_another_connection_says_what_to_do(server: RedisServer) -> None:
+    async def full_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"-ERR max number of clients reached\r\n")
+        writer.write_eof()
+
+    async with peer(server.host, full_server) as port:
+        with pytest.raises(ConnectError, match=r"no room for another connection.*raise its maxclients"):
+            await connection_to(server, Collector(), port=port).open()
+
+
 @on_both_loops
 async def test_a_peer_that_accepts_and_stays_silent_times_out(server: RedisServer) -> None:
     with socket.create_server((server.host, 0)) as silent:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -17,6 +18,7 @@ import msgspec
 
 from shoal.bus import collector
 from shoal.bus.location import find_url
+from shoal.bus.plan_cache import PlanCache
 from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
@@ -25,6 +27,7 @@ from shoal.channels.client.router import Posted, Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
+from shoal.folders import default_cache_dir
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import GivenAttributes
 from shoal.plan.book import PlanBook
@@ -65,14 +68,20 @@ def connect(
     limits: Limits | None = None,
     name: str | None = None,
     archive: str | Path | None = None,
+    cache_dir: str | Path | None = None,
 ) -> Bus:
-    """Create a bus for the cluster whose coordinator is at `shoal://user:password@host:port`, or with TLS at
+    """Create a bus for the cluster at `shoal://user:password@host:port`, or with TLS at
     `shoals://user:password@host:port?ca=FILE&cert=FILE`; None means the local cluster.
 
+    The host is the coordinator's. More places can follow, separated by commas: the coordinator or servers, which are
+    asked for the plan if the first does not answer. `?cluster_key=...` pins the cluster's public key.
+
     Enter it (`async with`) or await its `open()`; nothing is sent before. `name` appears in logs and metrics. `archive`
-    is an archive directory, which `subscribe(since=...)` reads in addition to the records.
+    is an archive directory, which `subscribe(since=...)` reads in addition to the records. `cache_dir` is the directory
+    of the plan that is used when no place answers; None means the user's cache directory.
     """
-    return Bus(url, runtime=PRODUCTION, limits=limits, name=name, archive=archive)
+    cache = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
+    return Bus(url, runtime=PRODUCTION, limits=limits, name=name, archive=archive, cache_dir=cache)
 
 
 class Bus:
@@ -86,9 +95,12 @@ class Bus:
         limits: Limits | None = None,
         name: str | None = None,
         archive: str | Path | None = None,
+        cache_dir: Path | None = None,
         rules: Rules = ALL_RULES,
     ) -> None:
-        """See `connect`, which chooses the `runtime`. `rules` is for the simulator."""
+        """See `connect`, which chooses the `runtime` and the directory of the cached plan (None: no cache). `rules` is
+        for the simulator.
+        """
         self.limits = limits or DEFAULT_LIMITS
         self.limits.validate()
         self.runtime = runtime
@@ -101,6 +113,7 @@ class Bus:
         self.archive = Path(archive).expanduser() if archive else None
         self.published = 0
         self._url = url
+        self._cache_dir = cache_dir
         self._source: PlanSource | None = None
         self._plan: tuple[bytes, bytes] | None = None
         self._shell: BusShell | None = None
@@ -124,7 +137,7 @@ class Bus:
         if self._shell is not None or self._closed:
             raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
-            self._source = PlanSource(self._url or find_url(), self.limits.connect_timeout_s, self.runtime)
+            self._source = self._make_source()
             self.runtime = self.runtime.with_tls(self._source.address.tls)
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
@@ -139,6 +152,13 @@ class Bus:
         self._shell = shell
         collector.add(self)
         return self
+
+    def _make_source(self) -> PlanSource:
+        url = self._url
+        find = partial(find_url, servers=True) if url is None else lambda: url
+        directory = self._cache_dir
+        make_cache = None if directory is None else partial(PlanCache, directory)
+        return PlanSource(find, self.limits.connect_timeout_s, self.runtime, make_cache)
 
     async def _read_plan(self, source: PlanSource) -> tuple[bytes, bytes]:
         try:
@@ -171,7 +191,13 @@ class Bus:
             try:
                 await shell.close(quick=quick)
             finally:
+                self._keep_plan(shell)
                 collector.remove(self)
+
+    def _keep_plan(self, shell: BusShell) -> None:
+        """Keep the newest ring for the next bus, if it is newer than the one that this bus began with."""
+        if self._source is not None and self._plan is not None and shell.router.book.signed_ring != self._plan[1]:
+            self._source.keep(self._plan[0], shell.router.book.signed_ring)
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -339,7 +365,7 @@ class Bus:
     def login(self) -> tuple[str | None, str | None]:
         """User and password for the servers. Not for applications."""
         assert self._source is not None, "an open bus has a coordinator"
-        return self._source.address.username, self._source.address.password
+        return self._source.login
 
     async def ask_servers(self, *command: bytes | str | int) -> dict[str, Any]:
         """Run one command (PING, PUBSUB ...) on every server of the ring; return the replies by server id."""

@@ -7,12 +7,11 @@ them to the shell, and the shell sends. The connection itself is in `shoal.wire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from shoal.channels.client.context import Connect
-from shoal.coordination.link import Address
 from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.wire.address_book import AddressBook
@@ -37,8 +36,9 @@ class Owner(Protocol):
 class BusConnection:
     """An attempt to reach a server, and the resulting connection. Used once."""
 
-    def __init__(self, server: str, owner: Owner) -> None:
+    def __init__(self, server: str, owner: Owner, login: Login) -> None:
         self.server = server
+        self.login = login
         self.open = False
         self.proved = False
         self._owner = owner
@@ -107,11 +107,17 @@ class BusConnection:
         """Do nothing: unconfirmed data is bounded by `publish_buffer_*`, so no sender waits here."""
 
 
-class Dialer:
-    """Opens connections, with a delay for servers that were tried before."""
+Login: TypeAlias = tuple[str | None, str | None]
+"""User and password."""
 
-    def __init__(self, address: Address, name: str, limits: Limits, random: Random, book: AddressBook) -> None:
-        self._address = address
+
+class Dialer:
+    """Opens connections, with a delay for servers that were tried before. `login` is asked for each of them."""
+
+    def __init__(
+        self, login: Callable[[], Login], name: str, limits: Limits, random: Random, book: AddressBook
+    ) -> None:
+        self._login = login
         self._name = name
         self._limits = limits
         self._random = random
@@ -119,7 +125,7 @@ class Dialer:
         self._backoffs: dict[str, Backoff] = {}
 
     def dial(self, to: Connect, owner: Owner) -> BusConnection:
-        """Start an attempt to reach a server, with the coordinator's user and password."""
+        """Start an attempt to reach a server, with the user and password of the cluster."""
         limits = self._limits
         backoff = self._backoffs.get(to.server)
         delay_s = 0.0 if backoff is None else backoff.next_delay_s()
@@ -129,13 +135,14 @@ class Dialer:
                 reconnect_delay_s_max=limits.reconnect_delay_s_max,
                 random=self._random,
             )
-        reached = BusConnection(to.server, owner)
+        login = self._login()
+        reached = BusConnection(to.server, owner, login)
         endpoint = self._book.reach(to.address)
         connection = Connection(
             endpoint.host,
             endpoint.port,
-            username=self._address.username,
-            password=self._address.password,
+            username=login[0],
+            password=login[1],
             name=self._name,
             receiver=reached,
             dial=endpoint.dial,

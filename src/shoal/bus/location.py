@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.bus.addresses import PLACES_MAX, join_addresses
 from shoal.config import default_state_dir
 from shoal.coordination.link import Address
 from shoal.errors import ClusterNotFoundError
@@ -40,12 +41,21 @@ class _Cluster(msgspec.Struct, frozen=True):
     coordinator: _Address
     passwords: dict[str, str]
     tls_dir: str = ""
+    servers: tuple[_Address, ...] = ()
+    public_key: str = ""
 
 
-def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = os.environ, role: str = ROLE) -> str:
+def find_url(
+    state_dir: str | Path | None = None,
+    environ: Mapping[str, str] = os.environ,
+    role: str = ROLE,
+    *,
+    servers: bool = False,
+) -> str:
     """Return the address of the cluster for a client or another role. Raises ClusterNotFoundError if there is none.
 
-    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory.
+    An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory. With
+    `servers`, the address of a local cluster names all its servers and its public key, for a bus.
     """
     if state_dir is None and environ.get(URL_VARIABLE):
         return environ[URL_VARIABLE]
@@ -61,9 +71,11 @@ def find_url(state_dir: str | Path | None = None, environ: Mapping[str, str] = o
             f"the cluster in {directory} ended without cleaning up",
             do="run `shoal up` to start a new one",
         )
-    where = cluster.coordinator
     tls = role_files(cluster.tls_dir, role) if cluster.tls_dir else None
-    return Address(where.host, where.port, role, cluster.passwords[role], tls).url
+    places = (cluster.coordinator, *cluster.servers[: PLACES_MAX - 1]) if servers else (cluster.coordinator,)
+    key = cluster.public_key if servers else ""
+    addresses = [Address(place.host, place.port, role, cluster.passwords[role], tls) for place in places]
+    return join_addresses(addresses, key)
 
 
 def _read(directory: Path) -> _Cluster:

@@ -22,6 +22,7 @@ from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
 from shoal.channels.client.context import (
     AgentRefused,
+    CommandRefused,
     Confirmed,
     Connect,
     Disconnect,
@@ -29,17 +30,32 @@ from shoal.channels.client.context import (
     FetchRing,
     PublishRefused,
     UnknownFlags,
+    Unreachable,
 )
 from shoal.channels.client.router import Posted, Router
 from shoal.channels.client.subscription import SubscriptionCore, Wanted
-from shoal.errors import BusClosedError, NotConfirmedError, SubscribeTimeoutError, VersionError
+from shoal.errors import (
+    AuthenticationError,
+    BusClosedError,
+    NotConfirmedError,
+    PublishError,
+    ShoalError,
+    SubscribeError,
+    SubscribeTimeoutError,
+    UnreachableError,
+)
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S, Runtime
 from shoal.wire.control import REFUSED_VERSION
+from shoal.wire.envelope import RESERVED_PREFIX
 
 CLOSE_WAIT_S: Final = 1.0
 """How long a closing bus waits for its servers to read its last commands."""
+
+CHECK_STATUS: Final = "check `shoal status`"
+CHECK_RIGHTS: Final = "check the user's permissions on the server"
+KEPT: Final = "check `shoal status`; the message stays in the buffer and is sent when the server can be used again"
 
 _log: Final = get_log(__name__)
 
@@ -59,13 +75,13 @@ class BusShell:
         self.counting = 0
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
-        self.refused: VersionError | None = None
-        """The error if the agent of a server refuses this client."""
+        self.refused: ShoalError | None = None
+        """The error if unconfirmed messages wait for a server that cannot be used."""
         self._source = source
         self._wall = runtime.wall
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
         self._dialer = Dialer(
-            source.address, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
+            lambda: source.login, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
         )
         self._connections: dict[str, BusConnection] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -147,10 +163,14 @@ class BusShell:
             self.fetch_ring()
         elif isinstance(effect, AgentRefused):
             self._refused_by_agent(effect)
+        elif isinstance(effect, CommandRefused):
+            self._command_refused(effect)
+        elif isinstance(effect, Unreachable):
+            self._unreachable(effect)
         elif isinstance(effect, UnknownFlags):
             _log.warning(
                 "message with unknown flags not delivered",
-                channel=effect.channel.decode("utf-8", "backslashreplace"),
+                channel=_text(effect.channel),
                 flags=f"0x{effect.flags:02x}",
                 do="install the version of Shoal that its publisher runs, or a newer one",
             )
@@ -167,17 +187,74 @@ class BusShell:
         if refused.code != REFUSED_VERSION:
             return
         error = version_error(refused)
-        for token in self.router.awaited_confirms(refused.server):
+        self._fail_publishing(refused.server, error, error)
+        self._fail_subscribing(refused.server, error)
+
+    def _fail_publishing(self, server: str, error: ShoalError, full: ShoalError) -> None:
+        """Fail the calls that wait until a server confirms messages, and with `full` those that wait for room."""
+        for token in self.router.awaited_confirms(server):
             assert isinstance(token, asyncio.Future)
             fail(token, error)
-        for core, listener in self._listeners.items():
-            if isinstance(listener, PendingSubscription) and core.uses(refused.server):
-                fail(listener.done, error)
-        if self.router.unconfirmed(refused.server):
+        if self.router.unconfirmed(server):
             self.refused = error
             rooms, self._rooms = self._rooms, []
             for waiter in rooms:
-                fail(waiter, error)
+                fail(waiter, full)
+
+    def _fail_subscribing(self, server: str, error: ShoalError) -> None:
+        """Fail the calls that wait until a subscription is in force on a server."""
+        for core, listener in self._listeners.items():
+            if isinstance(listener, PendingSubscription) and core.uses(server):
+                listener.fail(error)
+
+    def _fail_reading(self, server: str, error: ShoalError, seconds: float = 0.0) -> None:
+        """Fail the readers of subscriptions none of whose servers could be used for so long."""
+        now = self.loop.time()
+        for core, listener in list(self._listeners.items()):
+            if core.uses(server) and self.router.cut_off(core, seconds, now):
+                listener.fail(error)
+
+    def _login_refused(self, connection: BusConnection, error: AuthenticationError) -> None:
+        """Fail the calls that wait for a server that refuses this client's user or password, unless there is another
+        password by now. The bus keeps trying.
+        """
+        server = connection.server
+        self._source.refresh_login()
+        if connection.login != self._source.login:
+            _log.info("login refused, trying the new one", server=server)
+            return
+        self._fail_publishing(server, error, error)
+        self._fail_subscribing(server, error)
+        self._fail_reading(server, error)
+
+    def _command_refused(self, refused: CommandRefused) -> None:
+        """Fail the calls that wait for a command that a server refused."""
+        what = "messages to its agent" if refused.channel is None else f"a subscription to {_text(refused.channel)!r}"
+        _log.error("command refused by a server", server=refused.server, command=what, reason=refused.error)
+        reason = f"server {refused.server} refused {what} ({refused.error})"
+        if refused.channel is None:
+            error = PublishError(reason, do=CHECK_RIGHTS)
+            self._fail_publishing(refused.server, error, error)
+        for core, listener in list(self._listeners.items()):
+            concerned = (
+                refused.channel is None or refused.channel == core.name or refused.channel.startswith(RESERVED_PREFIX)
+            )
+            pending = isinstance(listener, PendingSubscription)
+            if core.uses(refused.server) and concerned and (pending or refused.channel is not None):
+                listener.fail(SubscribeError(reason, do=CHECK_RIGHTS))
+
+    def _unreachable(self, effect: Unreachable) -> None:
+        """Fail the calls that have waited too long for a server that cannot be used. The router keeps trying."""
+        why = self.errors.get(effect.server, "its agent does not extend the lease")
+        gone = f"server {effect.server} could not be used for {effect.seconds:.0f} s ({why})"
+        _log.warning("server unreachable", server=effect.server, seconds=round(effect.seconds, 1), reason=why)
+        self._fail_publishing(
+            effect.server,
+            NotConfirmedError(f"{gone}, so the message is not confirmed", do=KEPT),
+            PublishError(f"the publish buffer is full, and {gone}; the message was not accepted", do=CHECK_STATUS),
+        )
+        self._fail_subscribing(effect.server, SubscribeTimeoutError(gone, do=CHECK_STATUS))
+        self._fail_reading(effect.server, UnreachableError(gone, do=CHECK_STATUS), self.router.unreachable_s)
 
     def fetch_ring(self) -> None:
         """Ask the coordinator for the newest ring, in the background."""
@@ -365,6 +442,8 @@ class BusShell:
         now = self.loop.time()
         self.departure.note_loss(now)
         self.router.lost(server, now)
+        if isinstance(error, AuthenticationError):
+            self._login_refused(connection, error)
         self.flush()
 
     def _take_ring(self, ring: bytes) -> None:
@@ -413,3 +492,7 @@ class BusShell:
             fail(waiter, BusClosedError())
         for listener in self._listeners.values():
             listener.end()
+
+
+def _text(channel: bytes) -> str:
+    return channel.decode("utf-8", "backslashreplace")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from shoal.bus.waiters import Listener, resolve
 from shoal.channels.client.inbox import InboxStatistics
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import BusClosedError, SubscribeError
+from shoal.errors import BusClosedError, ConnectError, ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
@@ -40,7 +40,10 @@ that a fast reader keeps up.
 class Subscription:
     """Messages of one channel, or of all channels that a pattern matches.
 
-    Iteration ends when the subscription is closed and empty. It raises BusClosedError if the bus was closed.
+    Iteration ends when the subscription is closed and empty. It raises BusClosedError if the bus was closed. While no
+    server of the subscription can be used, it raises UnreachableError after each `unreachable_s`; if servers refuse the
+    login or the subscription, it raises AuthenticationError or SubscribeError at once. The subscription stays open:
+    iterate again to wait for more.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Subscription:
         self._burst_until = 0.0
         self._closed = False
         self._bus_closed = False
+        self._error: ShoalError | None = None
 
     # Opening and closing
 
@@ -230,11 +234,15 @@ class Subscription:
                 f"two tasks read the subscription to {self.name!r} at the same time",
                 do="read in one task and pass items on, or subscribe once per task",
             )
-        self._waiter = asyncio.get_running_loop().create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        if self._error is None:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if (error := self._error) is not None and not self.waiting:
+            self._error = None
+            raise error
         self._burst_until = self._bus.clock() + BURST_S_MAX
 
     def _not_open(self) -> SubscribeError:
@@ -250,6 +258,16 @@ class Subscription:
         self._wake_reader()
         if self._listener is not None:
             self._listener.wake()
+
+    def fail(self, error: ShoalError) -> None:
+        """Raise an error to the reader when it waits. Errors of connections are repeated while they last, so a reader
+        that does not wait now need not be told later.
+        """
+        if self._waiter is not None or not isinstance(error, ConnectError):
+            self._error = error
+        self._wake_reader()
+        if self._listener is not None:
+            self._listener.fail(error)
 
     def end(self) -> None:
         """End the subscription: the bus is closed."""

@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from shoal.channels.client.context import AgentRefused, PublishRefused
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import BusClosedError, PublishError, VersionError
+from shoal.errors import BusClosedError, PublishError, ShoalError, VersionError
 from shoal.wire import control
 
 REFUSALS_MAX: Final = 100
@@ -22,6 +22,9 @@ class Listener(Protocol):
 
     def wake(self) -> None:
         """The inbox has a new item, or the subscription is in force."""
+
+    def fail(self, error: ShoalError) -> None:
+        """No server of the subscription can be used; the bus keeps trying."""
 
     def end(self) -> None:
         """The bus is closed; nothing more will arrive."""
@@ -38,6 +41,10 @@ class PendingSubscription:
         """See `Listener`."""
         if self._core.in_force:
             resolve(self.done)
+
+    def fail(self, error: ShoalError) -> None:
+        """See `Listener`."""
+        fail(self.done, error)
 
     def end(self) -> None:
         """See `Listener`."""

@@ -40,6 +40,7 @@ class AgentCounters(msgspec.Struct):
     record_gaps: int = 0
     record_healed: int = 0
     record_refused: int = 0
+    record_trims: int = 0
 
 
 class AgentHost(Protocol):

@@ -39,6 +39,8 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "balancer": ("balancer", "run a balancer: it maintains the ring, moves channels, and adds and removes servers"),
     "tls": ("tls", "make and renew the certificates of a cluster with TLS"),
     "plan": ("plan", "show the plan and explain placements"),
+    "users": ("users", "change the passwords of a running cluster"),
+    "coordinator": ("coordinator", "save and restore the coordinator's data"),
     "sim": ("sim", "run a simulation campaign of a protocol, by seed"),
     "soak": ("soak", "run the same checks against real processes, optionally with faults"),
     "fuzz": ("fuzz", "test the filter language with random texts"),

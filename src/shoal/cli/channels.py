@@ -24,7 +24,7 @@ from shoal.bus.times import read_time
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.config import Settings
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, UnreachableError
 from shoal.message import AttributeValue, Gap, Item, Message
 
 READ_BYTES_MAX: Final = 1 << 20
@@ -86,19 +86,19 @@ def _add_url(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         metavar="URL",
-        help=f"shoal://user:password@host:port (default: ${URL_VARIABLE}, else the local cluster)",
+        help=f"shoal://user:password@host:port,... (default: ${URL_VARIABLE}, else the local cluster)",
     )
 
 
-def cluster_url(url: str | None, settings: Settings, role: str = ROLE) -> str:
+def cluster_url(url: str | None, settings: Settings, role: str = ROLE, *, servers: bool = False) -> str:
     """Return the address of the cluster for a role: the flag, $SHOAL_URL, the setting `coordinator`, or the local
-    cluster.
+    cluster, with `servers` all its servers.
     """
     if url:
         return url
     if os.environ.get(URL_VARIABLE):
         return os.environ[URL_VARIABLE]
-    return settings.coordinator or find_url(settings.state_path, role=role)
+    return settings.coordinator or find_url(settings.state_path, role=role, servers=servers)
 
 
 def run_pub(args: argparse.Namespace) -> int:
@@ -115,7 +115,7 @@ def run_pub(args: argparse.Namespace) -> int:
 
 
 async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeValue]) -> int:
-    url = cluster_url(args.url, args.settings)
+    url = cluster_url(args.url, args.settings, servers=True)
     async with connect(url, limits=args.settings.limits) as bus:
         async for line in _lines():
             await bus.publish(args.channel, line, attributes=attributes or None, confirm=args.confirm)
@@ -179,7 +179,7 @@ def run_sub(args: argparse.Namespace) -> int:
 
 async def _subscribe(args: argparse.Namespace, printer: _Printer) -> None:
     deadline = None if args.seconds is None else time.monotonic() + args.seconds
-    url = cluster_url(args.url, args.settings)
+    url = cluster_url(args.url, args.settings, servers=True)
     archive = args.settings.archive_dir or None
     async with connect(url, limits=args.settings.limits, archive=archive) as bus, AsyncExitStack() as stack:
         opened = [await stack.enter_async_context(_one(bus, name, args)) for name in args.names]
@@ -207,9 +207,14 @@ def _one(bus: Bus, name: str, args: argparse.Namespace) -> Subscription:
 
 
 async def _read(subscription: Subscription, printer: _Printer) -> None:
-    async for item in subscription:
-        if not printer.print(item):
+    while True:
+        try:
+            async for item in subscription:
+                if not printer.print(item):
+                    return
             return
+        except UnreachableError as error:
+            note(f"waiting for {subscription.name}: {error}")
 
 
 class _Printer:

@@ -119,7 +119,9 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     from shoal.plan.signature import Verifier
     from shoal.runtime import PRODUCTION
 
-    source = PlanSource(cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s, PRODUCTION)
+    source = PlanSource(
+        lambda: cluster_url(args.url, args.settings), args.settings.limits.connect_timeout_s, PRODUCTION
+    )
     key, ring, marks = asyncio.run(_read_plan(source))
     servers = Verifier(key).ring(ring).servers
     archive = args.archive or args.settings.archive_dir

@@ -160,7 +160,7 @@ class _Cluster:
         from shoal.runtime import PRODUCTION
 
         url = cluster_url(args.url, args.settings, role=PIPELINE)
-        self._source = PlanSource(url, args.settings.limits.connect_timeout_s, PRODUCTION)
+        self._source = PlanSource(lambda: url, args.settings.limits.connect_timeout_s, PRODUCTION)
         self._servers: tuple[ServerAddress, ...] = ()
         self.servers()
 

@@ -61,6 +61,8 @@ class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
     entries: tuple[PlacementView, ...]
     channels: tuple[PlacementView, ...]
     moves: tuple[MoveView, ...] | None = None
+    public_key: str = ""
+    """The key that verified the plan, in hexadecimal: it can be pinned in a cluster's address (`?cluster_key=`)."""
 
     @property
     def sound(self) -> bool:
@@ -153,6 +155,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         tuple(_placement(book, channel, signed) for channel in signed),
         tuple(_placement(book, channel, signed) for channel in channels),
         moving,
+        key.hex(),
     )
 
 

@@ -26,6 +26,8 @@ SUBSCRIBERS_MIN = 4
 SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
 SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0}
+FREEZE_SECONDS_MIN = 15.0
+"""A server that is frozen needs some seconds to leave the ring and to come back."""
 SURGE_SECONDS_MIN = 15.0
 SURGE_SECONDS_MAX = 120.0
 """Rounds with a balancer are not divided, so their logs grow with their length."""
@@ -54,6 +56,7 @@ def register(subparsers: Subparsers) -> None:
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
+        "shoal soak channels --freeze --kill-coordinator --seconds 60 --json\n"
         "shoal soak moves --servers 4 --subscribers 200 --moves 300 --seconds 60 --json\n"
         "shoal soak moves --burst 1000 --seconds 20\n"
         "shoal soak hot-channel --servers 4 --json\n"
@@ -81,6 +84,11 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--kill-server", action="store_true", help="kill servers from time to time")
     parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator from time to time")
     parser.add_argument("--tls", action="store_true", help="channels, moves: use TLS on all connections")
+    parser.add_argument(
+        "--freeze",
+        action="store_true",
+        help="channels: freeze servers and agents until they have left the ring; reports false gaps and pauses",
+    )
     parser.add_argument(
         "--seed",
         type=int,
@@ -125,7 +133,7 @@ def _seconds(args: argparse.Namespace) -> float:
 def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
     from shoal.lab.soak.balancer_round import BalancedOptions, SurgeScenario
 
-    others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", "tls")
+    others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", "freeze", "tls")
     for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
         if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
@@ -169,17 +177,29 @@ def _options(args: argparse.Namespace) -> SoakOptions:
     if not SECONDS_MIN <= seconds < float("inf"):
         raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {SECONDS_MIN:g}")
     moves, burst = _moves(args)
+    if args.freeze:
+        _check_freeze(args, seconds)
     return SoakOptions(
         servers=args.servers,
         subscribers=subscribers,
         seconds=seconds,
-        faults=FaultPlan(args.kill_agents, args.kill_server, args.kill_coordinator),
+        faults=FaultPlan(args.kill_agents, args.kill_server, args.kill_coordinator, args.freeze),
         seed=args.seed,
         limits=args.settings.limits,
         moves=moves,
         burst=burst,
         tls=args.tls,
     )
+
+
+def _check_freeze(args: argparse.Namespace, seconds: float) -> None:
+    """Raise ConfigError if pauses of deliveries could not be told apart, or if there is no time for one."""
+    if args.protocol != "channels" or args.kill_agents or args.kill_server:
+        raise ConfigError(
+            "--freeze applies to `shoal soak channels`, alone or with --kill-coordinator", do="omit the other faults"
+        )
+    if seconds < FREEZE_SECONDS_MIN:
+        raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {FREEZE_SECONDS_MIN:g} with --freeze")
 
 
 def _moves(args: argparse.Namespace) -> tuple[int, int]:
@@ -229,6 +249,8 @@ def _text(facts: dict[str, Any]) -> str:
     match facts["protocol"]:
         case "channels":
             rows["latency"] = _latency(facts["latency_ms"])
+            if "failover_s" in facts:
+                rows |= _freeze_rows(facts)
         case "moves":
             rows |= _fate_rows(facts) | _move_rows(facts)
         case _:
@@ -236,6 +258,19 @@ def _text(facts: dict[str, Any]) -> str:
     rows["violations"] = f"{facts['violation_count']}"
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
+
+
+def _freeze_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """Rows for a run with freezes."""
+    rows = {
+        "false gaps": f"{facts['gaps_false']}",
+        "failover": f"at most {facts['failover_s_max']} s ({len(facts['failover_s'])} freezes)",
+        "longest quiet pause": f"{facts['longest_quiet_ms']} ms",
+    }
+    if "coordinator_return_stall_ms" in facts:
+        stall = facts["coordinator_return_stall_ms"]
+        rows["coordinator back"] = f"stall {stall} ms above that, median of {facts['coordinator_returns']} returns"
+    return rows
 
 
 def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 Owns the roles on data servers; permissions on the coordinator are in `shoal.coordination.acl`. Each role gets only what
 it needs: no role may run scripts, restore, replicate, change the configuration or access keys other than the telemetry
-stream and the records of channels, which clients may read.
+stream, the records of channels and the copy of the plan; clients may read the last two.
 
 From 7.0 on, the rules of clients differ by command. A client may publish on application channels, to agents and to
 other clients, but not the messages that only agents send, and it may not subscribe to the messages from clients to
@@ -16,10 +16,11 @@ matches every name that does not begin with an underscore.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
+from shoal.plan.plan_copy import PLAN_COPY_KEY
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     HEARTBEAT_CHANNEL,
@@ -40,17 +41,20 @@ AGENT: Final = "agent"
 READER: Final = "reader"
 PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
-RENEWER: Final = "renewer"
-"""Not a role: the user with which the supervisor of a cluster with TLS makes servers read their certificates again.
-Redis cannot limit CONFIG SET to some settings, so this right is not given to a role whose password others know."""
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
+SUPERVISOR: Final = "supervisor"
+"""Not a role: the user with which the supervisor of a local cluster changes the passwords of roles, and makes servers
+read their certificates again (Redis cannot limit CONFIG SET to some settings). Whoever may change users may do
+everything, so no role has these rights."""
 
+_NONE: Final[Mapping[str, str]] = {}
 _UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"
 _LISTEN: Final = f"+subscribe +psubscribe {_UNSUBSCRIBE}"
 _COUNT: Final = "+pubsub|channels +pubsub|numsub +pubsub|numpat"
 _BASE: Final = "+ping +client|setname +client|id"
 _TELEMETRY: Final = f"~{TELEMETRY_KEY.decode()}"
 _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
+_PLAN_COPY: Final = f"~{PLAN_COPY_KEY.decode()}"
 _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
 _REPLAY: Final = "allkeys allchannels +@all"
@@ -79,7 +83,7 @@ def client_publish_guarded(version: tuple[int, ...]) -> bool:
 def rights(role: str, version: tuple[int, ...]) -> str:
     """Return the ACL rules of a role on a server of this version."""
     if role == CLIENT:
-        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_READ_RECORDS}"
+        common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_PLAN_COPY} {_READ_RECORDS}"
         if not client_publish_guarded(version):
             return f"allchannels {common} {_LISTEN} +publish"
         names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
@@ -90,7 +94,7 @@ def rights(role: str, version: tuple[int, ...]) -> str:
     if role == AGENT:
         clients = "+client|list +client|kill"
         write = "+xadd +xlen +xtrim +sadd +set"
-        keys = f"{_TELEMETRY} {_RECORDS}"
+        keys = f"{_TELEMETRY} {_RECORDS} {_PLAN_COPY}"
         return f"allchannels {keys} {_BASE} {_LISTEN} {_COUNT} +publish +info {clients} {write} {_READ_RECORDS}"
     if role in (READER, PIPELINE):
         read = f"{_TELEMETRY} {_RECORDS} {_BASE} +info +xread +xlen +xinfo|stream {_READ_RECORDS}"
@@ -101,27 +105,37 @@ def rights(role: str, version: tuple[int, ...]) -> str:
     raise ValueError(f"{role!r} is not a role on data servers; roles are {', '.join(ROLES)}")
 
 
-def acl_file(default: str, rules: Mapping[str, str], passwords: Mapping[str, str]) -> str:
-    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes."""
+def acl_file(
+    default: str, rules: Mapping[str, str], passwords: Mapping[str, str], older: Mapping[str, str] = _NONE
+) -> str:
+    """Return the text of an ACL file: login as the default user is disabled, and passwords are stored as hashes.
+    `older` are passwords that are valid too, by role."""
     lines = [f"user default off resetpass {default}"]
     for role, rule in rules.items():
-        digest = hashlib.sha256(passwords[role].encode()).hexdigest()
-        lines.append(f"user {role} on #{digest} resetkeys resetchannels -@all {rule}")
+        valid = [passwords[role], *([older[role]] if role in older else [])]
+        lines.append(f"user {role} on {_digests(valid)} resetkeys resetchannels -@all {rule}")
     return "\n".join(lines) + "\n"
 
 
-def renewer_line(password: str) -> str:
-    """Return the line of an ACL file for the user `renewer`."""
-    digest = hashlib.sha256(password.encode()).hexdigest()
-    return f"user {RENEWER} on #{digest} resetkeys resetchannels -@all +ping +config|set\n"
+def supervisor_line(password: str) -> str:
+    """Return the line of an ACL file for the user `supervisor`."""
+    rule = "+ping +hello +client|setname +client|kill +acl|setuser +config|set"
+    return f"user {SUPERVISOR} on {_digests([password])} resetkeys resetchannels -@all {rule}\n"
 
 
-def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+def _digests(passwords: Iterable[str]) -> str:
+    return " ".join(f"#{hashlib.sha256(password.encode()).hexdigest()}" for password in passwords)
+
+
+def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...], older: Mapping[str, str] = _NONE) -> str:
     """Return the ACL file of a data server."""
-    return acl_file("resetkeys resetchannels -@all", {role: rights(role, version) for role in ROLES}, passwords)
+    rules = {role: rights(role, version) for role in ROLES}
+    return acl_file("resetkeys resetchannels -@all", rules, passwords, older)
 
 
-def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...]) -> str:
+def coordinator_acl_file(
+    passwords: Mapping[str, str], version: tuple[int, ...], older: Mapping[str, str] = _NONE
+) -> str:
     """Return the ACL file of the coordinator, with the same users."""
     here: dict[str, Role] = {
         CLIENT: "client",
@@ -131,4 +145,4 @@ def coordinator_acl_file(passwords: Mapping[str, str], version: tuple[int, ...])
         ADMIN: "admin",
     }
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
-    return acl_file(_REPLAY, rules, passwords)
+    return acl_file(_REPLAY, rules, passwords, older)

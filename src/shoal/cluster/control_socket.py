@@ -8,6 +8,7 @@ of the state directory can reach it. The cluster carries out the requests.
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
     {"do": "renew"}, the certificates; answered with the servers that have not loaded theirs yet
+    {"do": "rotate", "name": "client"}, and likewise revoke: the passwords of a role, or of all roles ("")
 """
 
 from __future__ import annotations
@@ -37,7 +38,21 @@ ANSWER_TIMEOUT_S: Final = 40.0
 ADD_MAX: Final = 100
 """Most hosts that one request can add."""
 
-Action = Literal["status", "down", "kill", "restart", "hold", "release", "pause", "resume", "add", "remove", "renew"]
+Action = Literal[
+    "status",
+    "down",
+    "kill",
+    "restart",
+    "hold",
+    "release",
+    "pause",
+    "resume",
+    "add",
+    "remove",
+    "rotate",
+    "revoke",
+    "renew",
+]
 
 
 class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -58,6 +73,10 @@ class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
     error: str = ""
     status: ClusterStatus | None = None
     servers: tuple[str, ...] = ()
+    roles: tuple[str, ...] = ()
+    """The roles whose passwords were changed."""
+    missed: tuple[str, ...] = ()
+    """The servers that did not answer."""
 
 
 _requests: Final = msgspec.json.Decoder(ControlRequest)
@@ -121,12 +140,17 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
                 await cluster.remove_host(request.name)
             case "renew":
                 return ControlReply(True, servers=await cluster.renew_certificates())
+            case "rotate" | "revoke":
+                roles, missed = await (cluster.rotate if request.do == "rotate" else cluster.revoke)(request.name)
+                return ControlReply(True, roles=tuple(roles), missed=missed)
             case "down":
                 pass
     except msgspec.DecodeError as error:
         return ControlReply(False, f"invalid request: {error}")
     except (ShoalError, TimeoutError) as error:
         return ControlReply(False, str(error) or "the request timed out")
+    except OSError as error:
+        return ControlReply(False, f"the supervisor could not write a file: {error}: check the disk")
     return ControlReply(True)
 
 

@@ -10,9 +10,10 @@ import asyncio
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
-from shoal.cluster.acl import ADMIN, coordinator_acl_file, data_acl_file, renewer_line
+from shoal.cluster.acl import ADMIN, SUPERVISOR
 from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.host_launchers import HostLauncher
@@ -28,13 +29,17 @@ from shoal.cluster.parts import (
     make_balancer,
     make_windows_job,
     start_server,
+    tell,
 )
 from shoal.cluster.process import ProcessId
-from shoal.cluster.servers import ServerProgram
+from shoal.cluster.servers import ServerProgram, replace_users
 from shoal.cluster.state import AgentState, ServerProcess, StateDir
-from shoal.errors import ClusterError
+from shoal.cluster.users import Users
+from shoal.errors import ClusterError, ConnectError, ProtocolError
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
+from shoal.wire.commands import Request
+from shoal.wire.tls import TlsSettings
 
 COORDINATOR: Final = "coordinator"
 _OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
@@ -43,29 +48,27 @@ _OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
 
 class Fleet:
     """All children of one cluster. `changed` is called after every start and end of a child. With `certificates` the
-    servers use TLS, and the user `renewer` may change their certificates."""
+    servers use TLS."""
 
     def __init__(
         self,
         directory: StateDir,
         program: ServerProgram,
-        passwords: Mapping[str, str],
+        users: Users,
         timing: Timing,
         agent_command: AgentCommand,
         sites: Sites,
         changed: Callable[[], None],
         certificates: LocalCertificates | None = None,
-        renewer_password: str = "",
     ) -> None:
         self._directory = directory
         self._program = program
-        self._passwords = passwords
+        self._users = users
         self._timing = timing
         self._agent_command = agent_command
         self._sites = sites
         self._changed = changed
         self._certificates = certificates
-        self._renewer_password = renewer_password
         self._taken_ports: set[int] = set()
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
@@ -102,6 +105,10 @@ class Fleet:
     def certified(self) -> tuple[ServerAddress, ...]:
         """Everything that has a server's certificate: the coordinator and the servers."""
         return (*((self._coordinator.address,) if self._coordinator else ()), *self.servers)
+
+    @property
+    def _supervisor_tls(self) -> TlsSettings | None:
+        return None if self._certificates is None else self._certificates.settings(ADMIN)
 
     def endpoints(self) -> tuple[ServerProcess, ...]:
         """The servers and their processes."""
@@ -200,7 +207,7 @@ class Fleet:
         if failures:
             raise failures[0]
 
-    async def start_agents(self, ids: Iterable[str], url: str) -> None:
+    async def start_agents(self, ids: Iterable[str], url: Callable[[], str]) -> None:
         """Starts the agents of servers."""
         for server in ids:
             name = agent_name(server)
@@ -226,31 +233,58 @@ class Fleet:
 
     async def _start_server(self, name: str, site: str = "") -> ServerPart:
         coordinator = name == COORDINATOR
-        root = self._directory.root
-        acl = coordinator_acl_file if coordinator else data_acl_file
-        users = acl(self._passwords, self._program.version)
         launch = self._sites(name)
-        tls = admin_tls = None
-        if self._certificates is not None:
-            users += renewer_line(self._renewer_password)
-            tls = self._certificates.issue_server(name, launch.host)
-            admin_tls = self._certificates.settings(ADMIN)
+        tls = None if self._certificates is None else self._certificates.issue_server(name, launch.host)
         plan = ServerPlan(
             id=name,
             kind="coordinator" if coordinator else "server",
-            directory=root / "coordinator" if coordinator else root / "servers" / name,
+            directory=self._directory_of(name),
             log=self._directory.log(name),
-            acl=users,
+            acl=self._users.acl(self._program.version, coordinator=coordinator),
             durable=coordinator,
-            admin_password=self._passwords[ADMIN],
+            supervisor_password=self._users.supervisor_password,
             site=launch,
             announced_site=site,
             tls=tls,
-            admin_tls=admin_tls,
+            supervisor_tls=self._supervisor_tls,
         )
         part = await start_server(plan, self._program, self._timing, self._changed, self._taken_ports)
         self._children[name] = part.child
         return part
+
+    def _directory_of(self, name: str) -> Path:
+        root = self._directory.root
+        return root / "coordinator" if name == COORDINATOR else root / "servers" / name
+
+    # -- users -----------------------------------------------------------------------------------------------
+
+    def write_users(self) -> None:
+        """Writes the ACL files of coordinator and servers, for their next start. OSError if the disk is full."""
+        for name in (COORDINATOR, *self._servers):
+            acl = self._users.acl(self._program.version, coordinator=name == COORDINATOR)
+            replace_users(self._directory_of(name), acl)
+
+    async def tell_servers(self, commands: Sequence[Request]) -> tuple[str, ...]:
+        """Sends commands as the user `supervisor` to coordinator and servers; returns those that did not answer."""
+        parts = {COORDINATOR: self._coordinator, **self._servers}
+        addresses = {name: part.address for name, part in parts.items() if part is not None}
+        password = self._users.supervisor_password
+        tls = self._supervisor_tls
+        calls = (tell(one.host, one.port, SUPERVISOR, password, *commands, tls=tls) for one in addresses.values())
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        missed = []
+        for name, outcome in zip(addresses, outcomes, strict=True):
+            if isinstance(outcome, ConnectError | ProtocolError):
+                missed.append(name)
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return tuple(missed)
+
+    async def restart_kind(self, kind: str) -> None:
+        """Restarts the running processes of a kind, one after the other."""
+        for child in [child for child in self._children.values() if child.kind == kind]:
+            if process_id(child) is not None:
+                await child.restart()
 
     # -- stopping --------------------------------------------------------------------------------------------
 
@@ -262,7 +296,7 @@ class Fleet:
             if child := self._children.pop(name, None):
                 await child.stop()
         del self._servers[server]
-        shutil.rmtree(self._directory.root / "servers" / server, ignore_errors=True)
+        shutil.rmtree(self._directory_of(server), ignore_errors=True)
         if self._certificates is not None:
             self._certificates.forget(server)
         self._changed()

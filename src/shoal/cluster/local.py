@@ -25,7 +25,7 @@ from typing import ClassVar, Final, Self
 
 from shoal.balance.balancer_options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ROLES
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
@@ -39,6 +39,7 @@ from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import ServerStatus
+from shoal.cluster.users import Users
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
@@ -55,6 +56,13 @@ _READY_POLL_S: Final = 0.02
 
 _STATE_RETRY_S: Final = 1.0
 """How long to wait before the state file is written again after an error."""
+
+_USED_BY: Final = {
+    "agent": frozenset({AGENT}),
+    "balancer": frozenset({ADMIN, READER}),
+    "pipeline": frozenset({PIPELINE}),
+}
+"""The roles whose passwords the processes of a kind use."""
 
 _log: Final = get_log(__name__)
 _NO_VIEW: Final = KeeperView(False, False, (), None, "the ring keeper does not run")
@@ -120,7 +128,7 @@ class LocalCluster:
         self._renewal: CertificateRenewal | None = None
         self._id = secrets.token_hex(4)
         self._started_at = time.time()
-        self._passwords: dict[str, str] = {}
+        self._users = Users()
         self._signer = Signer(Signer.generate())
         self._fleet: Fleet | None = None
         self._leader: Leader | RingWatch | None = None
@@ -171,7 +179,7 @@ class LocalCluster:
             coordinator=coordinator,
             servers=fleet.endpoints(),
             agents=fleet.agent_states(),
-            passwords=self._passwords,
+            passwords=self._users.passwords,
             public_key=self._signer.public.hex(),
             balancers=fleet.processes_of("balancer"),
             pipeline=fleet.processes_of("pipeline"),
@@ -251,6 +259,39 @@ class LocalCluster:
         """Stops a host and its agent permanently, even if it has channels: drain it first."""
         await self._running.remove(name)
 
+    async def rotate(self, role: str = "") -> tuple[list[str], tuple[str, ...]]:
+        """Gives a role, or all roles, a new password beside the old one; the cluster's own processes use it at once.
+        Returns the roles, and the servers that did not answer."""
+        fleet = self._running
+        roles = self._users.rotate(role)
+        try:
+            fleet.write_users()
+        except OSError as error:
+            self._users.undo(roles)
+            raise ClusterError(f"the users were not written: {error.strerror}", do="check the disk") from error
+        missed = await fleet.tell_servers(self._users.additions(roles))
+        self._note_change()
+        if ADMIN in roles and self._coordinator is not None:
+            self._coordinator.use_password(self._users.passwords[ADMIN])
+        for kind, users in _USED_BY.items():
+            if not users.isdisjoint(roles):
+                await fleet.restart_kind(kind)
+        return roles, missed
+
+    async def revoke(self, role: str = "") -> tuple[list[str], tuple[str, ...]]:
+        """Ends the old password of a role, or of all roles, and the connections of these users. Returns as
+        `rotate`."""
+        roles = self._users.revocable(role)
+        commands = self._users.revoke(roles)
+        try:
+            self._running.write_users()
+        except OSError as error:
+            _log.error("users not written", why=str(error), do="check the disk, then run `shoal users rotate`")
+        return roles, await self._running.tell_servers(commands)
+
+    def _agent_url(self) -> str:
+        return self.url_for(AGENT)
+
     async def _add_servers(self, ids: Sequence[str], site: str) -> None:
         if not self._with_agents or self._coordinator is None:
             raise ClusterError("a cluster without agents has no ring to join", do="start it with agents")
@@ -260,7 +301,7 @@ class LocalCluster:
                 await self._coordinator.put(pool_key(server), Mark.GUEST.value.encode(), 0)
             await fleet.start_servers(ids, site)
             self._write_state()
-            await fleet.start_agents(ids, self.url_for(AGENT))
+            await fleet.start_agents(ids, self._agent_url)
         except BaseException:
             for server in {*ids} & {*fleet.ids}:
                 await fleet.remove_server(server)
@@ -309,8 +350,7 @@ class LocalCluster:
         self._lock = directory.lock()
         self._directory = directory
         program = choose_program(tls=self._with_tls)
-        self._passwords = {role: secrets.token_urlsafe(24) for role in ROLES}
-        renewer_password = secrets.token_urlsafe(24)
+        self._users = Users()
         self._signer = self._new_key()
         if self._with_tls:
             timing = self._timing
@@ -318,17 +358,18 @@ class LocalCluster:
         self._fleet = fleet = Fleet(
             directory,
             program,
-            self._passwords,
+            self._users,
             self._timing,
             self._agent_command,
             self._sites,
             self._note_change,
             self._certificates,
-            renewer_password,
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         if self._certificates is not None:
-            self._renewal = CertificateRenewal(self._certificates, lambda: fleet.certified, renewer_password)
+            self._renewal = CertificateRenewal(
+                self._certificates, lambda: fleet.certified, self._users.supervisor_password
+            )
             self._stack.push_async_callback(
                 _cancel, asyncio.create_task(self._renewal.run(), name="renewal of certificates")
             )
@@ -338,7 +379,7 @@ class LocalCluster:
         self._write_state()
         if self._with_agents:
             await self._start_leader(fleet)
-            await fleet.start_agents(fleet.ids, self.url_for(AGENT))
+            await fleet.start_agents(fleet.ids, self._agent_url)
             await self.wait_until_ready()
             if self._windows is Way.SPARK and self._balancers:
                 await fleet.start_windows_job(self._balancer_environment)

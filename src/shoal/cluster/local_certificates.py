@@ -14,13 +14,12 @@ from typing import Final
 
 import hiredis
 
-from shoal.cluster.acl import ADMIN, AGENT, RENEWER, ROLES
+from shoal.cluster.acl import ADMIN, AGENT, ROLES, SUPERVISOR
 from shoal.cluster.authority import LOCAL_NAMES, RENEW_AT_SHARE, Authority
+from shoal.cluster.parts import tell
 from shoal.errors import ShoalError
 from shoal.logs import get_log
 from shoal.plan.ring import ServerAddress
-from shoal.wire.connection import Connection
-from shoal.wire.dial import over_tls
 from shoal.wire.tls import AUTHORITY_FILE, TlsSettings, role_files
 
 RETRY_S: Final = 5.0
@@ -100,7 +99,7 @@ class LocalCertificates:
 class CertificateRenewal:
     """Renews the certificates of a running cluster, and tells its servers. `servers` lists them, coordinator included.
 
-    The user `renewer` may change the configuration of the servers. Its password never leaves this process.
+    Only the user `supervisor` may change the configuration of the servers; `password` is its.
     """
 
     def __init__(
@@ -138,25 +137,10 @@ class CertificateRenewal:
         """Tell a server to read its certificate again."""
         path = role_files(self._certificates.folder, server.id).cert
         try:
-            await reload_certificate(server, self._password, path, self._certificates.settings(ADMIN))
+            command = ("CONFIG", "SET", "tls-cert-file", path)
+            tls = self._certificates.settings(ADMIN)
+            await tell(server.host, server.port, SUPERVISOR, self._password, command, tls=tls, timeout_s=_TIMEOUT_S)
             self._behind.discard(server.id)
         except (ShoalError, hiredis.ReplyError) as error:
             self._behind.add(server.id)
             _log.warning("server did not load its new certificate, retrying", server=server.id, why=str(error))
-
-
-async def reload_certificate(server: ServerAddress, password: str, path: str, tls: TlsSettings) -> None:
-    """Make a server read its certificate and key again. New connections get the new certificate. The old one may have
-    expired: a server that did not answer in time could not be told otherwise."""
-    connection = Connection(
-        server.host,
-        server.port,
-        username=RENEWER,
-        password=password,
-        name="shoal-supervisor",
-        dial=over_tls(tls, ignore_expiry=True),
-        connect_timeout_s=_TIMEOUT_S,
-        answer_timeout_s=_TIMEOUT_S,
-    )
-    async with connection:
-        await connection.ask((b"CONFIG", b"SET", b"tls-cert-file", path))

@@ -15,7 +15,7 @@ import hiredis
 import msgspec
 
 from shoal.cluster import process
-from shoal.cluster.acl import ADMIN
+from shoal.cluster.acl import SUPERVISOR
 from shoal.cluster.child import Child
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.process import ChildProcess
@@ -24,7 +24,9 @@ from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
+from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
+from shoal.wire.dial import over_tls
 from shoal.wire.tls import TlsSettings
 
 AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
@@ -60,14 +62,14 @@ class ServerPlan(msgspec.Struct, frozen=True):
     log: Path
     acl: str
     durable: bool
-    admin_password: str
+    supervisor_password: str
     site: LaunchSite = LaunchSite()
     announced_site: str = ""
     """The site that the server's agent announces (`ServerAddress.site`)."""
     tls: TlsSettings | None = None
     """The server's TLS files; None means no TLS."""
-    admin_tls: TlsSettings | None = None
-    """The admin's TLS files."""
+    supervisor_tls: TlsSettings | None = None
+    """The TLS files with which the supervisor connects."""
 
 
 class ServerPart(msgspec.Struct, frozen=True):
@@ -108,7 +110,7 @@ async def start_server(
             plan.log,
             timing,
             launch=_launcher(command, plan.log),
-            ready=_answer_check(plan.site.host, port, plan.admin_password, plan.admin_tls),
+            ready=_answer_check(plan.site.host, port, plan.supervisor_password, plan.supervisor_tls),
             changed=changed,
         )
         try:
@@ -131,20 +133,20 @@ async def start_server(
 def make_agent(
     server: ServerAddress,
     command: AgentCommand,
-    url: str,
+    url: Callable[[], str],
     log: Path,
     timing: Timing,
     changed: Callable[[], None],
 ) -> Child:
     """The agent of a server, not yet started. It counts as started when its process runs; leases are checked
-    elsewhere."""
+    elsewhere. `url` is called at each start, because the password may change."""
     words = command(server)
     return Child(
         agent_name(server.id),
         "agent",
         log,
         timing,
-        launch=lambda: process.start(words, log, {URL_VARIABLE: url}),
+        launch=lambda: process.start(words, log, {URL_VARIABLE: url()}),
         ready=_at_once,
         changed=changed,
     )
@@ -196,22 +198,36 @@ def agent_name(server: str) -> str:
 
 async def answers(host: str, port: int, user: str, password: str, tls: TlsSettings | None = None) -> bool:
     """Whether a server of ours answers on the port: one that knows the user, and that has read its data."""
+    try:
+        await tell(host, port, user, password, ("PING",), tls=tls)
+    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
+        return False
+    return True
+
+
+async def tell(
+    host: str,
+    port: int,
+    user: str,
+    password: str,
+    *commands: Request,
+    tls: TlsSettings | None = None,
+    timeout_s: float = _ANSWER_TIMEOUT_S,
+) -> None:
+    """Sends commands to a server. ConnectError if it does not answer, hiredis.ReplyError if it refuses one. Its
+    certificate may have expired: a server that did not answer in time could not be given another one otherwise."""
     connection = Connection(
         host,
         port,
         username=user,
         password=password,
         name="shoal-supervisor",
-        dial=PRODUCTION.with_tls(tls).coordinator_dial,
-        connect_timeout_s=_ANSWER_TIMEOUT_S,
-        answer_timeout_s=_ANSWER_TIMEOUT_S,
+        dial=PRODUCTION.dial if tls is None else over_tls(tls, ignore_expiry=True),
+        connect_timeout_s=timeout_s,
+        answer_timeout_s=timeout_s,
     )
-    try:
-        async with connection:
-            await connection.ask((b"PING",))
-    except (ShoalError, hiredis.ReplyError):  # a server that still reads its data refuses PING
-        return False
-    return True
+    async with connection:
+        await connection.ask(*commands)
 
 
 def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
@@ -219,7 +235,7 @@ def _launcher(command: Sequence[str], log: Path) -> Callable[[], ChildProcess]:
 
 
 def _answer_check(host: str, port: int, password: str, tls: TlsSettings | None) -> Callable[[], Awaitable[bool]]:
-    return lambda: answers(host, port, ADMIN, password, tls)
+    return lambda: answers(host, port, SUPERVISOR, password, tls)
 
 
 async def _at_once() -> bool:

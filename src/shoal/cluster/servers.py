@@ -27,6 +27,7 @@ from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
 from shoal.wire.tls import TlsSettings
 
 HOST: Final = "127.0.0.1"
+USERS_FILE: Final = "users.acl"
 OLDEST: Final = ".".join(map(str, CHANNEL_RIGHTS_SINCE))
 _NAMES: Final = ("valkey-server", "redis-server")
 _DIRECTORIES: Final = ("/usr/bin", "/usr/sbin", "/usr/local/bin")
@@ -159,10 +160,17 @@ def judge(kind: str, version: tuple[int, int, int], revision: str | None) -> tup
 def write_setup(setup: ServerSetup, program: ServerProgram) -> list[str]:
     """Write the files of one server and return the command that starts it in the foreground."""
     setup.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    acl, configuration = setup.directory / "users.acl", setup.directory / "server.conf"
+    acl, configuration = setup.directory / USERS_FILE, setup.directory / "server.conf"
     _write_private(acl, setup.acl)
     _write_private(configuration, "\n".join(_configuration(setup, acl, program)) + "\n")
     return [program.path, str(configuration)]
+
+
+def replace_users(directory: Path, acl: str) -> None:
+    """Replace the users of a server, for its next start."""
+    new = directory / f"{USERS_FILE}.new"
+    _write_private(new, acl)
+    new.replace(directory / USERS_FILE)
 
 
 def port_candidates() -> Iterator[int]:

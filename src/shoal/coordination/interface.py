@@ -170,8 +170,9 @@ class Coordinator(ABC):
         """Yield the current state of all keys with `prefix`, one `Change` per key, then later changes, until `close`.
 
         Every change is eventually followed by a `Change` with the newest state of the key; intermediate states may be
-        skipped. If the store is unreachable, the watch waits for it without a limit. Wrap it in `contextlib.aclosing`
-        if you leave the loop early.
+        skipped. If the store is unreachable, the watch waits for it without a limit. If the store has lost data, it
+        raises `DataLostError` and does not report what is gone; a new watch begins with what is there. Wrap it in
+        `contextlib.aclosing` if you leave the loop early.
         """
 
     @abstractmethod
@@ -213,6 +214,10 @@ class Coordinator(ABC):
     @abstractmethod
     def barrier(self, name: str, member: str, parties: int) -> Barrier:
         """Return the barrier of that name for this member. Nothing is sent before `wait`."""
+
+    def use_password(self, password: str) -> None:
+        """Log in with another password from now on. Open connections stay. A store without logins ignores it."""
+        del password
 
     @abstractmethod
     async def close(self) -> None:

@@ -13,7 +13,7 @@ from shoal.coordination.feed import Feed
 from shoal.coordination.interface import Change, Versioned
 from shoal.coordination.layout import GarbageError, counter_key, decode_value, index_key, redis_key
 from shoal.coordination.link import Link, Session
-from shoal.errors import CoordinatorError, CoordinatorUnavailableError
+from shoal.errors import CoordinatorError, CoordinatorUnavailableError, DataLostError
 from shoal.logs import get_log
 from shoal.wire.commands import Request
 
@@ -61,7 +61,8 @@ class Keys:
         """Read everything first and after each reconnect; read single keys when notified.
 
         After `poll_s` without a notification, compare the area's counter with its value at the last full read. Every
-        change increments the counter in the same transaction, so a lost notification is noticed.
+        change increments the counter in the same transaction, so a lost notification is noticed. A lower counter than
+        before means that the coordinator has lost data: DataLostError, and no change is reported for what is gone.
         """
         known: dict[str, int] = {}
         counted: bytes | None = None
@@ -72,7 +73,10 @@ class Keys:
                     if not everything and not paths:
                         everything = await self._count(prefix) != counted
                     if everything:
-                        counted = await self._count(prefix)
+                        count = await self._count(prefix)
+                        if counted is not None and int(count or 0) < int(counted):
+                            raise _lost(prefix)
+                        counted = count
                         found = await self.snapshot(prefix)
                         paths = known.keys() | found.keys()
                     else:
@@ -81,6 +85,8 @@ class Keys:
                     _log.warning("watch waiting for the coordinator", prefix=prefix, reason=str(error))
                     listener.note_everything()
                     continue
+                except DataLostError:
+                    raise
                 except CoordinatorError:
                     if self._feed.is_closed():
                         return
@@ -106,6 +112,13 @@ class Keys:
             return _valid_records(keys, (await session.ask(_read(keys)))[0])
 
         return await self._link.run(f"read {keys[0]}", attempt)
+
+
+def _lost(prefix: str) -> DataLostError:
+    return DataLostError(
+        f"the coordinator has lost its data: keys below {prefix} are gone or older than before",
+        do="restore a backup with `shoal coordinator restore FILE`; what this process knew stays in use until it ends",
+    )
 
 
 def _read(keys: list[str]) -> Request:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Final, Self
 
@@ -109,6 +110,10 @@ class RedisCoordinator(Coordinator):
             await link.close()
             raise
         return cls(link, poll_s, random)
+
+    def use_password(self, password: str) -> None:
+        """See `Coordinator.use_password`."""
+        self._link.address = replace(self._link.address, password=password)
 
     async def get(self, key: str) -> Versioned | None:
         """See `Coordinator.get`."""

@@ -117,9 +117,13 @@ class AuditLog:
         """Writes a file atomically, readable by its owner only."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(path.name + ".new")
-        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(data)
-        new.replace(path)
+        try:
+            with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+                file.write(data)
+            new.replace(path)
+        except OSError:
+            new.unlink(missing_ok=True)  # a full disk must not be kept full by what did not fit
+            raise
 
     def _prune(self) -> None:
         limits = self._limits

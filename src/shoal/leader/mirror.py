@@ -14,7 +14,7 @@ from contextlib import aclosing
 from typing import Final, Generic, TypeVar
 
 from shoal.coordination.interface import Coordinator, Versioned
-from shoal.errors import CoordinatorError
+from shoal.errors import CoordinatorError, DataLostError
 from shoal.logs import get_log
 from shoal.plan.keys import POOL_PREFIX, Mark, pool_server, read_mark
 
@@ -50,6 +50,9 @@ class Mirror(Generic[K, V]):
                 async with aclosing(self._coordinator.watch(self._prefix)) as changes:
                     async for change in changes:
                         self.take(change.key, change.now)
+            except DataLostError as error:
+                _log.error("coordinator data lost", prefix=self._prefix, why=error.what, do=error.do)
+                self._names = {key: (name, 0) for key, (name, _) in self._names.items()}  # versions begin again
             except CoordinatorError as error:
                 _log.warning("watch of the coordinator failed", prefix=self._prefix, why=str(error))
             await asyncio.sleep(_RETRY_S)

@@ -14,6 +14,7 @@ from typing import TypeAlias
 from redis import exceptions
 
 from shoal.bus import Bus, Subscription
+from shoal.errors import ShoalError
 from shoal.message import Item
 from shoal.redis.conversion import Response, translated
 
@@ -70,6 +71,10 @@ class Feed:
             self._queued = True
             self._queue.put(self)
 
+    def fail(self, error: ShoalError) -> None:
+        """Called by the bus while no server of the subscription can be used."""
+        self._queue.fail(error)
+
     def end(self) -> None:
         """Called by the bus when it is closed."""
         self._queue.end()
@@ -85,6 +90,7 @@ class ReadQueue:
         self._entries: deque[Entry] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._ended = False
+        self._error: ShoalError | None = None
 
     def put(self, entry: Entry) -> None:
         """Adds an entry and wakes the reader."""
@@ -95,6 +101,12 @@ class ReadQueue:
         """Ends the queue. The reader gets a ConnectionError after the remaining entries."""
         self._ended = True
         self._wake()
+
+    def fail(self, error: ShoalError) -> None:
+        """Raises an error to the reader, if it waits and nothing arrives first."""
+        if self._waiter is not None:
+            self._error = error
+            self._wake()
 
     def interrupt(self) -> None:
         """Wakes the reader without an entry, so that it checks its connection."""
@@ -111,7 +123,11 @@ class ReadQueue:
         """
         if not self._entries:
             await self._wait(timeout_s)
+        error, self._error = self._error, None
         if not self._entries:
+            if error is not None:
+                with translated():
+                    raise error
             if self._ended:
                 raise exceptions.ConnectionError("the pubsub was closed")
             return None

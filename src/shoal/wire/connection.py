@@ -518,7 +518,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._opened:
             cast(Receiver | RawReceiver, self._receiver or self._raw).lost(self._error)
         elif self._handshake_done is not None and not self._handshake_done.done():
-            self._handshake_done.set_exception(self._error or ConnectError(f"{self._where} closed the connection"))
+            if isinstance(next(iter(self._handshake_replies), None), hiredis.ReplyError):
+                self._handshake_done.set_result(self._handshake_replies)  # it said why: maxclients, for example
+            else:
+                self._handshake_done.set_exception(self._error or ConnectError(f"{self._where} closed the connection"))
 
     def _broken(self, exc: Exception) -> ConnectError:
         if isinstance(exc, ssl.SSLError):

@@ -116,6 +116,8 @@ def _refusal(reply: hiredis.ReplyError, command: str, where: str, username: str 
             f"user {user!r} at {where} has no permission for {command} ({text})",
             do=f"ACL SETUSER {user} +{command.lower()}",
         )
+    elif "max number of clients" in text:
+        error = ConnectError(f"{where} has no room for another connection ({text})", do="raise its maxclients")
     else:
         error = ConnectError(f"{where} refused {command}: {text}")
     error.__cause__ = reply

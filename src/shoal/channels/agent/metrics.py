@@ -110,6 +110,11 @@ class AgentMetrics(Collector):
             "channels that are being recorded",
             self._core.recorder.records_open,
         )
+        budget = self._core.recorder.budget
+        yield GaugeMetricFamily("shoal_agent_records", "records on the server", budget.records)
+        yield GaugeMetricFamily(
+            "shoal_agent_record_share_bytes", "how large each record on the server may be", budget.share_bytes
+        )
         for prefix, counters in (("agent", self._core.counters), ("monitor", self._monitor.counters)):
             for name in counters.__struct_fields__:
                 yield CounterMetricFamily(

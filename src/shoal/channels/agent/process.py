@@ -35,7 +35,14 @@ from shoal.channels.agent.peers import PEER_PATTERN, Peers
 from shoal.channels.agent.report_writer import write_reports
 from shoal.coordination.interface import Change, Coordinator, Versioned
 from shoal.coordination.link import parse_address
-from shoal.errors import ConnectError, CoordinatorError, CoordinatorUnavailableError, PlanError, ProtocolError
+from shoal.errors import (
+    ConnectError,
+    CoordinatorError,
+    CoordinatorUnavailableError,
+    DataLostError,
+    PlanError,
+    ProtocolError,
+)
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan import keys
@@ -181,6 +188,11 @@ class Agent:
                 async with contextlib.aclosing(coordinator.watch(keys.PLAN_PREFIX)) as changes:
                     async for change in changes:
                         self._plan_changed(change)
+            except DataLostError as error:
+                _log.error(
+                    "coordinator data lost; recording marks and entries stay in use", why=error.what, do=error.do
+                )
+                await asyncio.sleep(self._limits.heartbeat_interval_s)
             except CoordinatorError as error:
                 _log.warning("plan watch failed", why=str(error))
                 await asyncio.sleep(self._limits.heartbeat_interval_s)
@@ -380,7 +392,7 @@ class Agent:
             self._random,
             book=self._runtime.address_book,
         )
-        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall)
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall, key)
         for name, value in self._plan.items():
             self._plan_to_core(session, name, value)
         self._plan.clear()

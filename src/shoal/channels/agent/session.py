@@ -16,6 +16,7 @@ from shoal.channels.agent.monitor import Monitor
 from shoal.channels.states import AgentState
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.plan.plan_copy import PLAN_COPY_KEY, encode_copy
 from shoal.runtime import TIMER_GRAIN_S
 
 SILENT_LEASES_MAX: Final = 3
@@ -32,8 +33,15 @@ class ServerSession:
     core, which may have commands for other servers or a new report."""
 
     def __init__(
-        self, core: AgentCore, monitor: Monitor, limits: Limits, flushed: Callable[[], None], wall: Callable[[], float]
+        self,
+        core: AgentCore,
+        monitor: Monitor,
+        limits: Limits,
+        flushed: Callable[[], None],
+        wall: Callable[[], float],
+        key: bytes,
     ) -> None:
+        """`key` is the cluster's public key, for the copy of the plan on the server."""
         self.core = core
         self.monitor = monitor
         self._flushed = flushed
@@ -46,6 +54,9 @@ class ServerSession:
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
         self._other_formats_at = float("-inf")
+        self._key = key
+        self._copied = 0
+        """The version of the ring in the copy of the plan on the server."""
 
     @property
     def connected(self) -> bool:
@@ -61,6 +72,7 @@ class ServerSession:
         core.tell_time(int(self._wall()), now)
         core.opened(run_id, now)
         self.monitor.opened()
+        self._copied = 0
         connection.attach(self._received)
         _log.info(
             "agent session started",
@@ -113,6 +125,7 @@ class ServerSession:
         try:
             self._keep_time(now)
             self.core.timer(now)
+            self._copy_plan()
             self.flush()
             self._arm(now)
         except Exception:
@@ -129,6 +142,13 @@ class ServerSession:
             self.core.tell_time(second, now)
             self.monitor.second_over(over, now)
             self._log_other_formats(now)
+
+    def _copy_plan(self) -> None:
+        """Puts the plan on the server, where clients find it while the coordinator is away."""
+        book = self.core.book
+        if book.version != self._copied:
+            self._copied = book.version
+            self.core.ask((b"SET", PLAN_COPY_KEY, encode_copy(self._key, book.signed_ring)))
 
     def _log_other_formats(self, now: float) -> None:
         """Clients of another version are on the server: they hear nothing, or others do not hear them."""

@@ -13,12 +13,12 @@ from typing import Any, Final
 
 from hiredis import PushNotification
 
-from shoal.channels.client.context import Context, PublishRefused
+from shoal.channels.client.context import CommandRefused, Context
 from shoal.channels.client.outgoing_stream import Lane
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.runs import RUN_MESSAGES_MIN, as_run
-from shoal.channels.client.server_link import Listen, Ping, ServerLink
+from shoal.channels.client.server_link import AgentCommand, Listen, Ping, ServerLink
 from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item, Message
@@ -148,13 +148,18 @@ class Arrivals:
             self._publisher.confirmed(lane, count, now)
         return 0
 
-    def _reply(self, link: ServerLink, expected: Lane | Ping | Listen | None, reply: Any, now: float) -> None:
+    def _reply(
+        self, link: ServerLink, expected: Lane | Ping | Listen | AgentCommand | None, reply: Any, now: float
+    ) -> None:
         if expected is None:
             return
         if type(expected) is Ping:
             link.ponged(expected)
         elif isinstance(expected, Listen):
-            self._effects.append(PublishRefused(expected.channel, str(reply)))
+            self._effects.append(CommandRefused(link.server, expected.channel, str(reply)))
+        elif isinstance(expected, AgentCommand):
+            if isinstance(reply, Exception):
+                self._effects.append(CommandRefused(link.server, None, str(reply)))
         elif isinstance(expected, Lane):
             if isinstance(reply, Exception):
                 self._publisher.refused(expected, str(reply), now)

@@ -19,7 +19,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.ring import ServerAddress
 from shoal.rules import Rules
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, peer_channel
+from shoal.wire.envelope import peer_channel
 
 if TYPE_CHECKING:
     from shoal.channels.client.subscription import SubscriptionCore
@@ -69,6 +69,22 @@ class AgentRefused(msgspec.Struct, frozen=True):
     text: str
 
 
+class CommandRefused(msgspec.Struct, frozen=True):
+    """A server refused a command that a call waits for: to subscribe to `channel`, or to tell its agent (None)."""
+
+    server: str
+    channel: bytes | None
+    error: str
+
+
+class Unreachable(msgspec.Struct, frozen=True):
+    """A server that is wanted could not be used for `seconds`: the calls that wait for it are told. It is repeated
+    while that lasts."""
+
+    server: str
+    seconds: float
+
+
 class UnknownFlags(msgspec.Struct, frozen=True):
     """A message was not delivered because it carries flags of a newer version."""
 
@@ -76,7 +92,20 @@ class UnknownFlags(msgspec.Struct, frozen=True):
     flags: int
 
 
-Effect: TypeAlias = Connect | Disconnect | FetchRing | Confirmed | PublishRefused | AgentRefused | UnknownFlags
+Effect: TypeAlias = (
+    Connect
+    | Disconnect
+    | FetchRing
+    | Confirmed
+    | PublishRefused
+    | AgentRefused
+    | CommandRefused
+    | Unreachable
+    | UnknownFlags
+)
+
+LEASES_UNREACHABLE: Final = 3
+"""A server counts as unreachable after this many leases at the earliest: a failover takes less."""
 
 REPORT_EVERY_S: Final = 60.0
 """Messages with unknown flags are reported at most once in this time."""
@@ -159,10 +188,32 @@ class Context:
         self.number += 1
         return self.number
 
-    def want(self, link: ServerLink) -> None:
+    @property
+    def lease_s(self) -> float:
+        """The cluster's lease, as the signed ring says."""
+        ring = self.book.ring
+        return ring.lease_ms / 1000 if ring is not None and ring.lease_ms else self.limits.server_lease_s
+
+    @property
+    def unreachable_s(self) -> float:
+        """How long a server may be unusable before the calls that wait for it are told."""
+        return max(self.limits.unreachable_s, LEASES_UNREACHABLE * self.lease_s)
+
+    def is_member(self, link: ServerLink) -> bool:
+        """Whether a server is in the ring."""
+        return self.book.address(link.server) is not None
+
+    def unusable(self, link: ServerLink, now: float) -> None:
+        """A server of the ring that is wanted may not be used, or not yet."""
+        if link.unusable_since is None and self.is_member(link):
+            link.unusable_since = now
+            self.timers.set(("unreachable", link), now + self.unreachable_s)
+
+    def want(self, link: ServerLink, now: float) -> None:
         """Opens a link, unless it is open or opening. A server outside the ring is only asked what it knows."""
-        member = self.book.address(link.server) is not None
-        if link.state is states.LinkState.DOWN and (member or link.sites) and not self.closing:
+        if link.state is not states.LinkState.USABLE:
+            self.unusable(link, now)
+        if link.state is states.LinkState.DOWN and (self.is_member(link) or link.sites) and not self.closing:
             link.step("wanted")
             self.effects.append(Connect(link.address))
 
@@ -179,7 +230,7 @@ class Context:
 
     def tell_agent(self, link: ServerLink, message: control.ToAgent) -> None:
         """Queues a control message to a server's agent."""
-        link.publish(AGENT_CHANNEL, control.encode(message, self.client, self.next_number()))
+        link.tell_agent(control.encode(message, self.client, self.next_number()))
         self.touch(link)
 
     def tell_peer(self, link: ServerLink, client: int, message: control.ToPeer, number: int) -> None:

@@ -141,7 +141,7 @@ class Publisher:
                 lane = Lane(out, self._context.links[server], out.confirmed)
                 out.lanes.append(lane)
                 lane.link.lanes[lane] = None
-                self._context.want(lane.link)
+                self._context.want(lane.link, now)
                 if lane.link.state is states.LinkState.USABLE:
                     self._ask(lane, now)
         self._settle(out)

@@ -23,7 +23,7 @@ import msgspec
 from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
-from shoal.channels.client.context import AgentRefused, Context, FetchRing
+from shoal.channels.client.context import AgentRefused, Context, FetchRing, Unreachable
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
@@ -98,6 +98,7 @@ class Router:
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
             "watch": self._watch_due,
+            "unreachable": self._unreachable_due,
             "sweep": self._sweep_due,
             "hello": self._subscriber.hello_due,
             "linger": self._subscriber.linger_due,
@@ -220,6 +221,18 @@ class Router:
         """The tokens of `await_confirm` for messages that go to a server."""
         return [token for out in self._outs(server) for _, token in out.waiters]
 
+    @property
+    def unreachable_s(self) -> float:
+        """How long a server may be unusable before the calls that wait for it are told."""
+        return self._context.unreachable_s
+
+    def cut_off(self, sub: SubscriptionCore, seconds: float, now: float) -> bool:
+        """Whether none of a subscription's servers could be used for so long."""
+        links = [site.link for site in sub.sites.values() if not site.lost]
+        return bool(links) and all(
+            link.unusable_since is not None and now >= link.unusable_since + seconds for link in links
+        )
+
     def _outs(self, server: str | None) -> list[Outgoing]:
         """The outgoing streams, on all servers or on one."""
         links = [link for link in self._context.links.values() if server in (None, link.server)]
@@ -287,14 +300,14 @@ class Router:
         self._publisher.place_all(now)
         self._subscriber.place_all(now)
         for link in list(self._context.links.values()):
-            self._review(link)
+            self._review(link, now)
 
     # Links
 
-    def _review(self, link: ServerLink) -> None:
+    def _review(self, link: ServerLink, now: float) -> None:
         """Opens a link that is in use; drops an unused one whose server has left the ring."""
         if link.wanted:
-            self._context.want(link)
+            self._context.want(link, now)
         elif self._context.book.address(link.server) is None:
             self._context.drop(link)
             if link.state is states.LinkState.DOWN:
@@ -338,19 +351,19 @@ class Router:
             return
         link.reset()
         link.step("lost")
+        self._context.unusable(link, now)
         self.counters.reconnects += 1
         self._publisher.link_lost(link)
         self._subscriber.link_lost(link, now)
         if not self._context.closing:
             self._context.effects.append(FetchRing())
-            self._review(link)
+            self._context.timers.set(("watch", link), now + self.limits.hello_retry_s)
+            self._review(link, now)
 
     def _lease_s(self, lease_ms: int) -> float:
         """How long a lease is believed that a message claims: at most as long as the cluster's lease in the signed
         ring, because the keeper waits no longer before it removes a server."""
-        ring = self._context.book.ring
-        most_ms = ring.lease_ms if ring is not None and ring.lease_ms else 1000 * self.limits.server_lease_s
-        return min(lease_ms, most_ms) / 1000 * (1 - self.limits.clock_drift_max)
+        return min(lease_ms / 1000, self._context.lease_s) * (1 - self.limits.clock_drift_max)
 
     def _take_heartbeat(self, link: ServerLink, ring_version: int, now: float) -> None:
         """After a Heartbeat or a Welcome: is the server usable, and is there a newer ring?"""
@@ -359,6 +372,7 @@ class Router:
         if now < link.usable_until:
             was_usable = link.state is states.LinkState.USABLE
             link.step("heartbeat")
+            link.unusable_since = None
             if not was_usable:
                 self._publisher.link_usable(link, now)
             if LEASE in self._context.rules:
@@ -372,14 +386,22 @@ class Router:
         if link.lapsed(now):
             self.counters.stale_links += 1
             link.step("lease over")
+            self._context.unusable(link, now)
             self._publisher.link_stale(link)
             self._subscriber.link_stale(link)
             self._context.timers.set(("watch", link), now)
 
     def _watch_due(self, link: ServerLink, now: float) -> None:
-        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable."""
+        """Checks an open link: drops it if no PONG comes back, and sends Greet if it is not usable. While there is no
+        connection, asks the coordinator for a newer ring: a frozen server accepts connections and does not answer on
+        them, so that an attempt may take long."""
         limits = self.limits
         if not link.open:
+            if link.wanted and link.unusable_since is not None and self._context.is_member(link):
+                self._context.effects.append(FetchRing())
+                patient = now >= link.unusable_since + self._context.unreachable_s
+                retry_s = limits.reconnect_delay_s_max if patient else limits.hello_retry_s
+                self._context.timers.set(("watch", link), now + max(limits.hello_retry_s, retry_s))
             return
         if link.ping is not None and now - link.ping.sent_at > limits.server_lease_s:
             self._context.drop(link)
@@ -391,6 +413,20 @@ class Router:
             self._greet(link, now)
             self._context.effects.append(FetchRing())
         self._context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
+
+    def _unreachable_due(self, link: ServerLink, now: float) -> None:
+        """Reports a server that could not be used for too long, again and again while that lasts."""
+        if link.unusable_since is None:
+            return
+        if not link.wanted or not self._context.is_member(link) or self._context.closing:
+            link.unusable_since = None
+            return
+        wait_s = self._context.unreachable_s
+        if now >= link.unusable_since + wait_s:
+            self._context.effects.append(Unreachable(link.server, now - link.unusable_since))
+            self._context.timers.set(("unreachable", link), now + wait_s)
+        else:
+            self._context.timers.set(("unreachable", link), link.unusable_since + wait_s)
 
     # What arrives
 

@@ -20,6 +20,7 @@ from shoal.channels import states
 from shoal.plan.ring import ServerAddress
 from shoal.wire import control
 from shoal.wire.commands import Command
+from shoal.wire.envelope import AGENT_CHANNEL
 
 if TYPE_CHECKING:
     from shoal.channels.client.outgoing_stream import Lane
@@ -48,6 +49,15 @@ class Listen:
         self.channel = channel
 
 
+class AgentCommand:
+    """The position of a control message to the server's agent."""
+
+    __slots__ = ()
+
+
+AGENT_COMMAND: Final = AgentCommand()
+
+
 class ServerLink:
     """State of the connection to one server. `outbox` holds the commands that the shell must send, in order."""
 
@@ -68,6 +78,7 @@ class ServerLink:
         "server",
         "sites",
         "state",
+        "unusable_since",
         "usable_until",
     )
 
@@ -76,7 +87,7 @@ class ServerLink:
         self.server = address.id
         self.state = states.LinkState.DOWN
         self.outbox: list[Command] = []
-        self.inflight: deque[Lane | Ping | Listen | None] = deque()
+        self.inflight: deque[Lane | Ping | Listen | AgentCommand | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
         self.byes: dict[tuple[bool, bytes], bool] = {}
         """Channels and patterns that were left, until it is certain that the agent could receive the Bye: the PONG of a
@@ -92,6 +103,8 @@ class ServerLink:
         self._anchors: dict[tuple[int, int], float] = {}
         self.ping: Ping | None = None
         self.usable_until = 0.0
+        self.unusable_since: float | None = None
+        """Since when the server is wanted and may not be used; None while it may be."""
 
     @property
     def open(self) -> bool:
@@ -116,6 +129,11 @@ class ServerLink:
         """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""
         self.outbox.append((b"PUBLISH", channel, blob))
         self.inflight.append(lane)
+
+    def tell_agent(self, blob: bytes) -> None:
+        """Queues a control message to the server's agent."""
+        self.outbox.append((b"PUBLISH", AGENT_CHANNEL, blob))
+        self.inflight.append(AGENT_COMMAND)
 
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""

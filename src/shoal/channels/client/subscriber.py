@@ -164,7 +164,7 @@ class Subscriber:
     def _subscribe_on(self, sub: SubscriptionCore, link: ServerLink, now: float) -> None:
         site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by)
         link.sites[site] = None
-        self._context.want(link)
+        self._context.want(link, now)
         if sub.in_force:
             sub.whole = False
         if link.open:

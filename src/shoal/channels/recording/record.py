@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.recording.budget import RecordBudget
 from shoal.channels.recording.pace import RecordTail, Turns
 from shoal.channels.recording.recorded_stream import RecordedStream
 from shoal.channels.recording.writer import RecordingHost, RecordWriter, refused_message
@@ -75,12 +76,19 @@ class ChannelRecord:
     """One record in one incarnation of the agent. `lost` says that an earlier incarnation of this process wrote one."""
 
     def __init__(
-        self, host: RecordingHost, channel: bytes, opened: Callable[[], None], lost: bool, turns: Turns, rules: Rules
+        self,
+        host: RecordingHost,
+        channel: bytes,
+        opened: Callable[[], None],
+        lost: bool,
+        turns: Turns,
+        budget: RecordBudget,
+        rules: Rules,
     ) -> None:
         self.channel = channel
         self.state = states.RecordState.READING
         self._host = host
-        self._writer = RecordWriter(host, channel, self._was_refused)
+        self._writer = RecordWriter(host, channel, self._was_refused, budget)
         self._opened = opened
         self._lost = lost
         self._turns = turns
@@ -232,6 +240,10 @@ class ChannelRecord:
         """Whether the record waits for nothing."""
         waits = self._doubt_until is not None or any(stream.owes for stream in self._streams.values())
         return self.state is states.RecordState.WRITING and not waits and not self._writer.has_unwritten
+
+    def trim(self) -> None:
+        """Drops the oldest entries, because the share of the record has become smaller."""
+        self._writer.trim()
 
     # Messages
 

@@ -11,12 +11,14 @@ agent connects to a server that has one already, or had one at the last connecti
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.recording.budget import RecordBudget
 from shoal.channels.recording.pace import Turns
 from shoal.channels.recording.record import ChannelRecord
-from shoal.channels.recording.writer import RecordingHost
+from shoal.channels.recording.writer import RecordingHost, trim_unknown
 from shoal.errors import ProtocolError
 from shoal.logs import get_log
 from shoal.rules import ALL_RULES, Rules, rule
@@ -50,6 +52,7 @@ class Recorder:
         self._written: set[bytes] = set()
         self._queue: deque[ChannelRecord] = deque()
         self._turns = Turns()
+        self.budget = RecordBudget(host.limits)
         self._opening = 0
         self._connected = False
         self._number = 0
@@ -115,6 +118,7 @@ class Recorder:
         self._records.clear()
         self._queue.clear()
         self._turns.clear()
+        self.budget.reset()
         self._opening = 0
         self._alone = False
         if self._marks:
@@ -155,6 +159,7 @@ class Recorder:
         """Opens the records that the server has, and those that it has lost although they were written here: their loss
         must be recorded even without another message."""
         channels = reply if isinstance(reply, list | set) else ()
+        self._count(channels)
         for channel in sorted({*channels, *self._written} if RECORD_LOSS in self._rules else channels):
             if channel not in self._records and self.marked(channel):
                 self._open(channel)
@@ -168,11 +173,21 @@ class Recorder:
 
     def _open(self, channel: bytes) -> ChannelRecord:
         lost = channel in self._written
-        record = ChannelRecord(self._host, channel, self._is_open, lost, self._turns, self._rules)
+        self._count((channel,))
+        record = ChannelRecord(self._host, channel, self._is_open, lost, self._turns, self.budget, self._rules)
         self._records[channel] = record
         self._queue.append(record)
         self._open_next()
         return record
+
+    def _count(self, channels: Iterable[bytes]) -> None:
+        """The server has these records too; all are trimmed when their shares become smaller."""
+        if self.budget.add(channels):
+            self._host.counters.record_trims += 1
+            for record in self._records.values():
+                record.trim()
+            for channel in self.budget.others(self._records):
+                trim_unknown(self._host, channel, self.budget)
 
     def _is_open(self) -> None:
         self._opening -= 1

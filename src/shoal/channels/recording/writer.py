@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from shoal.channels.agent_host import AgentHost
+from shoal.channels.recording.budget import RecordBudget
 from shoal.logs import get_log
 from shoal.wire import control
 from shoal.wire.record_entry import Fields, RecordedGap, record_key
@@ -20,6 +21,12 @@ ENTRIES_MIN: Final = 600
 
 ENTRY_OVERHEAD_BYTES: Final = 32
 """Approximate size of an entry beside its message."""
+
+SIZED_MAX: Final = 100
+"""The mean size of entries is that of about this many."""
+
+ENTRY_BYTES_ASSUMED: Final = 1024
+"""Size of an entry in a record that this agent has not written to."""
 
 UNWRITTEN_MAX: Final = 1000
 """Refused ranges that are remembered one by one. Beyond it the record only says that some messages are missing."""
@@ -46,14 +53,18 @@ class RecordingHost(AgentHost, Protocol):
 class RecordWriter:
     """Writes one record. `refused` is called with the time when the server has refused an entry."""
 
-    def __init__(self, host: RecordingHost, channel: bytes, refused: Callable[[float], None]) -> None:
+    def __init__(
+        self, host: RecordingHost, channel: bytes, refused: Callable[[float], None], budget: RecordBudget
+    ) -> None:
         self.key = record_key(channel)
         self.number = 0
         """The number of the newest entry."""
         self._host = host
         self._channel = channel
         self._on_refused = refused
+        self._budget = budget
         self._entry_bytes = 0.0
+        self._sized = 0
         self._pending: deque[RecordedGap | None] = deque()
         self._unwritten: list[RecordedGap] = []
         self._complained = False
@@ -73,12 +84,21 @@ class RecordWriter:
         self.number += 1
         entry = fields(self.number, value)
         size = len(entry[-1]) + ENTRY_OVERHEAD_BYTES
-        self._entry_bytes = size if not self._entry_bytes else 0.99 * self._entry_bytes + 0.01 * size
-        limits = self._host.limits
-        fit = max(int(limits.recorded_bytes_max / self._entry_bytes), ENTRIES_MIN)
-        entries_max = min(limits.recorded_entries_max, fit)
+        self._sized = min(self._sized + 1, SIZED_MAX)
+        self._entry_bytes += (size - self._entry_bytes) / self._sized
         self._pending.append(missing)
-        self._host.ask((b"XADD", self.key, b"MAXLEN", b"~", b"%d" % entries_max, b"*", *entry), self._written)
+        self._host.ask((b"XADD", self.key, b"MAXLEN", b"~", b"%d" % self._entries_max, b"*", *entry), self._written)
+
+    @property
+    def _entries_max(self) -> int:
+        """How many entries the record keeps, by their mean size."""
+        fit = max(int(self._budget.share_bytes / self._entry_bytes), ENTRIES_MIN)
+        return min(self._host.limits.recorded_entries_max, fit)
+
+    def trim(self) -> None:
+        """Drops the oldest entries that do not fit any more, although none is added."""
+        if self._entry_bytes:
+            self._host.ask((b"XTRIM", self.key, b"MAXLEN", b"~", b"%d" % self._entries_max))
 
     def _written(self, reply: Any, now: float) -> None:
         missing = self._pending.popleft()
@@ -98,6 +118,12 @@ class RecordWriter:
             self._complained = True
             channel = self._channel.decode("utf-8", "backslashreplace")
             _log.error("record not written", server=self._host.server, channel=channel, why=str(reply))
+
+
+def trim_unknown(host: RecordingHost, channel: bytes, budget: RecordBudget) -> None:
+    """Drops the oldest entries of a record that nothing is written to, by an assumed size of its entries."""
+    entries_max = max(budget.share_bytes // ENTRY_BYTES_ASSUMED, ENTRIES_MIN)
+    host.ask((b"XTRIM", record_key(channel), b"MAXLEN", b"~", b"%d" % entries_max))
 
 
 def refused_message(stream: int, sequence: int) -> RecordedGap:

@@ -55,7 +55,7 @@ def measure(options: ArchiveOptions) -> list[dict[str, Any]]:
 
 
 async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
-    async with LocalCluster(options.servers, agents=False) as cluster:
+    async with LocalCluster(options.servers, agents=False, tls=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         rows = options.channels * options.messages
         options.note(f"writing records: {options.servers} servers, {rows:,} messages")

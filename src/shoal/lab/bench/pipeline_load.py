@@ -62,7 +62,7 @@ def measure(options: LoadOptions) -> list[dict[str, Any]]:
 
 
 async def _measure(options: LoadOptions) -> list[dict[str, Any]]:
-    async with LocalCluster(options.servers, agents=False) as cluster:
+    async with LocalCluster(options.servers, agents=False, tls=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         agents = Agents(servers, passwords[AGENT], options.channels)
         options.note(

@@ -21,12 +21,14 @@ from shoal.lab.harness import Parent, run_worker
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import Interval, PublisherRecord, payload_of
 from shoal.lab.sim.history import Published as PublishedMessage
-from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
+from shoal.lab.sim.scenarios.channel_checkers import GAPS_FALSE_MAX, Expectations, judge
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, SubscriberRecord
 from shoal.lab.soak import round_log
 from shoal.lab.soak.balance import Balance, BalanceLogReader
 from shoal.lab.soak.histogram import Histogram
+from shoal.lab.soak.load_shape import PROBE_PREFIX
 from shoal.lab.soak.move_report import MoveLogReader, MoveReport
+from shoal.lab.soak.pauses import PauseMeter, Pauses
 from shoal.lab.soak.round_log import read_log
 from shoal.message import Gap, Message
 
@@ -43,6 +45,9 @@ class Severity(enum.StrEnum):
     """Agents or the coordinator were killed: everything arrives, and no gap is reported."""
     SERVERS = "servers"
     """Servers were killed: messages that do not arrive are reported as a gap."""
+    FREEZES = "freezes"
+    """Servers and agents were frozen until they had left the ring, but none died: messages that do not arrive are
+    reported as a gap, and a gap without such a message is false."""
 
 
 class CheckLogs(msgspec.Struct, frozen=True):
@@ -77,6 +82,9 @@ class RoundReport(msgspec.Struct):
     movements: MoveReport = msgspec.field(default_factory=MoveReport)
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
+    gaps_false: int = 0
+    """Gaps in a round with freezes that cover no message that was owed and is missing."""
+    pauses: Pauses = msgspec.field(default_factory=Pauses)
 
 
 SubscriptionLine: TypeAlias = (
@@ -105,6 +113,7 @@ class Checker:
         self._free_moving = Histogram()
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
+        self._pauses = PauseMeter()
 
     def check(self) -> RoundReport:
         """Reads every log and judges every subscription."""
@@ -122,7 +131,8 @@ class Checker:
     @property
     def _expectations(self) -> Expectations:
         severity = self._severity
-        return Expectations(healable=severity is not Severity.SERVERS, calm=severity is Severity.CALM)
+        healable = severity not in (Severity.SERVERS, Severity.FREEZES)
+        return Expectations(healable=healable, calm=severity is Severity.CALM)
 
     def _logs(self, role: str) -> list[Path]:
         found = sorted(self._directory.glob(f"{role}-*.log"))
@@ -141,6 +151,9 @@ class Checker:
                     self._history.unwatched.append(deaths[server])
                 case round_log.ServerBack(server, at) if server in deaths:
                     deaths[server].ended_at = at
+                case round_log.ServerFrozen(server, at):
+                    self._history.unwatched.append(Interval(server, at))
+            self._pauses.take_fault(record)
 
     def _read_moves(self) -> None:
         """The log of moves and that of the plain clients, if the round has moves."""
@@ -198,6 +211,9 @@ class Checker:
                 self._violations.append(
                     f"foreign: {sub.name} of {sub.client:x} misses {lost} messages of plain publishers"
                 )
+        for sub in found.values():
+            if sub.name.startswith(PROBE_PREFIX):
+                self._pauses.take_deliveries([one.at for one in sub.handed if isinstance(one.item, Message)])
         return list(found.values())
 
     def _add(self, sub: SubscriberRecord, slow: bool, record: SubscriptionLine) -> None:
@@ -211,7 +227,8 @@ class Checker:
                     self._time(channel, published.called_at, record.at)
             case round_log.GapReceived():
                 gap = Gap(record.channel, record.publisher, record.first, record.last, record.reason)
-                sub.handed.append(Handed(record.at, gap))
+                known_to = ("live processes",) if self._severity is Severity.FREEZES else ()
+                sub.handed.append(Handed(record.at, gap, known_to))
             case round_log.SubscribeReturned():
                 sub.in_force_at = record.at
             case round_log.Unsubscribed():
@@ -251,6 +268,8 @@ class Checker:
         for verdict in verdicts:
             self._counts.update(verdict.seen)
             self._violations += verdict.violations
+            if len(verdict.gaps_false) <= GAPS_FALSE_MAX:  # more are among the violations
+                self._violations += [f"false gap: {text}" for text in verdict.gaps_false]
         movements = self._moves.sum_up(self._history.messages.values())
         self._counts.update(self._moves.corners())
         self._violations += [f"stuck: a move is still open: {text}" for text in movements.open]
@@ -259,7 +278,7 @@ class Checker:
         if movements.aborted and self._severity is Severity.CALM:
             self._violations.append(f"aborted: {movements.aborted} moves were given up in a round without faults")
         gaps = sum(verdict.gaps_reported for verdict in verdicts)
-        if gaps and self._severity is not Severity.SERVERS:
+        if gaps and self._severity not in (Severity.SERVERS, Severity.FREEZES):
             self._violations.append(f"gaps: {gaps} were reported, though no server was killed")
         return RoundReport(
             messages=len(self._history.messages),
@@ -279,6 +298,8 @@ class Checker:
             movements=movements,
             balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,
+            gaps_false=sum(len(verdict.gaps_false) for verdict in verdicts),
+            pauses=self._pauses.sum_up(),
         )
 
 

@@ -60,5 +60,7 @@ def wanted_corners(faults: FaultPlan, seconds: float, moves: int = 0, burst: int
             yield from ("router repeated", "router holes", "router healed")
     if faults.kill_coordinator:
         yield "coordinator killed"
+    if faults.freeze:
+        yield from ("server frozen", "server left ring", "server joined ring", "router ring_changes", "paced message")
     if (faults.kill_agents or faults.kill_servers) and seconds >= HOLD_RUN_S_MIN:
         yield from ("server left ring", "server joined ring", "router ring_changes")

@@ -1,14 +1,15 @@
-"""The faults of a round: kills of agents, servers and the coordinator.
+"""The faults of a round: kills of agents, servers and the coordinator, and freezes.
 
 Owns the faults and their log. The cluster's own supervisor restarts killed processes. Some are held down until their
-server has left the ring, and are then restarted.
+server has left the ring, and are then restarted. With freezes, a server, its agent or both are stopped until the server
+has left the ring; the coordinator is then killed between freezes only, so that each pause of deliveries has one cause.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from random import Random
 from time import monotonic
 from typing import Final
@@ -18,7 +19,16 @@ import msgspec
 from shoal.cluster.local import COORDINATOR, LocalCluster
 from shoal.cluster.parts import agent_name
 from shoal.errors import NotRunningError
-from shoal.lab.soak.round_log import Note, RoundLog, ServerBack, ServerKilled
+from shoal.lab.soak.round_log import (
+    CoordinatorBack,
+    CoordinatorKilled,
+    Note,
+    RoundLog,
+    ServerBack,
+    ServerFrozen,
+    ServerKilled,
+    ServerThawed,
+)
 
 POLL_S: Final = 0.05
 FIRST_S: Final = 0.5
@@ -35,16 +45,18 @@ CALM_S_MAX: Final = 8.0
 
 
 class FaultPlan(msgspec.Struct, frozen=True):
-    """The kinds of processes that may be killed."""
+    """The kinds of processes that may be killed or frozen."""
 
     kill_agents: bool = False
     kill_servers: bool = False
     kill_coordinator: bool = False
+    freeze: bool = False
+    """Servers and agents are frozen until the ring changes."""
 
     @property
     def any(self) -> bool:
-        """Whether anything may be killed."""
-        return self.kill_agents or self.kill_servers or self.kill_coordinator
+        """Whether there are faults."""
+        return self.kill_agents or self.kill_servers or self.kill_coordinator or self.freeze
 
 
 class _Target(msgspec.Struct, frozen=True):
@@ -58,6 +70,14 @@ class _Target(msgspec.Struct, frozen=True):
 _AGENTS: Final = _Target("agent", (1.0, 3.0), 6)
 _SERVERS: Final = _Target("server", (5.0, 8.0), 3)
 _COORDINATOR: Final = _Target("coordinator", (4.0, 8.0), 0)
+
+
+AWAY_S: Final = (0.5, 4.0, 0.2, 2.0, 3.5, 1.0)
+"""How long the coordinator is away between freezes, in turn; leases run out within 3 s."""
+AFTER_RETURN_S: Final = 1.5
+RETURNS_PER_FREEZE: Final = 5
+FROZEN_KINDS: Final = ("server", "both", "agent")
+RECOVER_S_MAX: Final = 30.0
 
 
 class FaultInjector:
@@ -81,7 +101,9 @@ class FaultInjector:
             tasks.append(self._inject(_AGENTS, [agent_name(name) for name in names]))
         if self._plan.kill_servers:
             tasks.append(self._inject(_SERVERS, names))
-        if self._plan.kill_coordinator:
+        if self._plan.freeze:
+            tasks.append(self._alternate(names))
+        elif self._plan.kill_coordinator:
             tasks.append(self._inject(_COORDINATOR, [COORDINATOR]))
         await asyncio.gather(*tasks)
 
@@ -125,6 +147,66 @@ class FaultInjector:
             await asyncio.sleep(self._random.uniform(*AFTER_LEFT_S))
         self._log.write(Note(f"released {name}", monotonic()))
         self._cluster.release(name)
+
+    async def _alternate(self, names: list[str]) -> None:
+        """Freezes a server, then kills the coordinator some times, and so on."""
+        turns = 0
+        await asyncio.sleep(FIRST_S)
+        while monotonic() + HOLD_S_MAX < self._until or not self.counts["server frozen"]:
+            await self._freeze(self._random.choice(names), FROZEN_KINDS[turns % len(FROZEN_KINDS)])
+            turns += 1
+            for number in range(RETURNS_PER_FREEZE if self._plan.kill_coordinator else 0):
+                away_s = AWAY_S[(number + turns) % len(AWAY_S)]
+                if monotonic() + away_s > self._until and self.counts["coordinator killed"]:
+                    break
+                await self._send_away(away_s)
+
+    async def _freeze(self, server: str, kind: str) -> None:
+        """Freezes a server, its agent or both until the server has left the ring, and a moment longer."""
+        frozen = [server] if kind != "agent" else []
+        frozen += [agent_name(server)] if kind != "server" else []
+        for name in frozen:
+            self._cluster.pause(name)
+        self._log.write(ServerFrozen(server, monotonic()))
+        self._log.write(Note(f"froze {', '.join(frozen)}", monotonic()))
+        try:
+            if await self._until_ring(lambda ring: server not in ring, HOLD_S_MAX):
+                await asyncio.sleep(self._random.uniform(*AFTER_LEFT_S))
+        finally:
+            for name in frozen:
+                self._cluster.resume(name)
+            self._log.write(ServerThawed(server, monotonic()))
+        self.kills += 1
+        self.counts["server frozen"] += 1
+        self.counts[f"{kind} frozen"] += kind != "server"
+        await self._until_ring(lambda ring: server in ring, RECOVER_S_MAX)
+        await asyncio.sleep(AFTER_RETURN_S)
+
+    async def _send_away(self, away_s: float) -> None:
+        """Kills the coordinator and holds it down for a time."""
+        self._cluster.hold(COORDINATOR)
+        await self._cluster.kill(COORDINATOR)
+        self._log.write(CoordinatorKilled(monotonic()))
+        await asyncio.sleep(away_s)
+        self._cluster.release(COORDINATOR)
+        while not self._runs(COORDINATOR):  # noqa: ASYNC110 - the cluster has no event for this
+            await asyncio.sleep(POLL_S / 5)
+        self._log.write(CoordinatorBack(monotonic()))
+        self.kills += 1
+        self.counts["coordinator killed"] += 1
+        await asyncio.sleep(AFTER_RETURN_S)
+
+    def _runs(self, name: str) -> bool:
+        return any(one.name == name and one.state == "running" for one in self._cluster.status().processes)
+
+    async def _until_ring(self, condition: Callable[[frozenset[str]], bool], timeout_s: float) -> bool:
+        """Waits until a condition holds for the ring; returns whether it does."""
+        deadline = monotonic() + timeout_s
+        while not condition(self._ring()):
+            if monotonic() > deadline:
+                return False
+            await asyncio.sleep(POLL_S)
+        return True
 
     def _ring(self) -> frozenset[str]:
         return frozenset(server.id for server in self._cluster.status().servers if server.in_ring)

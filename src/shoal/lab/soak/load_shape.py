@@ -27,6 +27,10 @@ EVERYTHING: Final = "soak.*"
 IDLE_CHANNELS: Final = 2
 """Channels without publishers in a round with moves."""
 IDLE_PREFIX: Final = "soak.idle."
+PROBE_PREFIX: Final = "soak.probe."
+"""Channels that measure pauses of deliveries, one on each server (`pauses`)."""
+PROBES_PER_S: Final = 50.0
+PROBE_BYTES: Final = 64
 BURST_PUBLISHERS: Final = 8
 BURST_BUSES: Final = 16
 """Buses that share the subscriptions of a burst: a multiple of the processes, so that each bus is in one process."""
@@ -139,6 +143,32 @@ def draw(seed: int, seconds: float, servers: list[str], subscribers: int, limits
         publishers=publishers,
         subscribers=tuple(_subscriber(number, channels, rng) for number in range(subscribers)),
         subscriber_processes=min(PROCESSES_MAX, -(-subscribers // SUBSCRIBERS_PER_PROCESS)),
+    )
+
+
+def with_probes(shape: LoadShape, servers: list[str]) -> LoadShape:
+    """The same load with one probe for each server, which has a publisher and a subscriber of its own."""
+    pace = PublishRate(PROBES_PER_S, PROBES_PER_S, PROBE_BYTES)
+    channels = tuple(
+        LoadChannel(
+            f"{PROBE_PREFIX}{server}",
+            PublishPattern.PACED,
+            (shape.publishers + number,),
+            Placement(1, Mode.SINGLE, (server,)),
+            pace,
+        )
+        for number, server in enumerate(servers)
+    )
+    first = len(shape.subscribers)
+    subscribers = tuple(
+        LoadSubscriber(first + number, channel.name, False, Lifetime.WHOLE, slow=False)
+        for number, channel in enumerate(channels)
+    )
+    return msgspec.structs.replace(
+        shape,
+        channels=shape.channels + channels,
+        publishers=shape.publishers + len(channels),
+        subscribers=shape.subscribers + subscribers,
     )
 
 

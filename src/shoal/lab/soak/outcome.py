@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from pathlib import Path
+from statistics import median
 from typing import Any, Final
 
 import msgspec
@@ -20,7 +21,10 @@ from shoal.limits import Limits
 
 OPEN_TOLD_MAX: Final = 20
 """Open moves that the facts list with their reasons; the rest are only counted."""
-_SUMS: Final = ("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "violation_count")
+_SUMS: Final = (
+    *("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "gaps_false"),
+    "violation_count",
+)
 
 
 class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +51,8 @@ class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
         """The worst faults of the soak."""
         if self.faults.kill_servers:
             return Severity.SERVERS
+        if self.faults.freeze:
+            return Severity.FREEZES
         return Severity.AGENTS if self.faults.any else Severity.CALM
 
     @property
@@ -81,6 +87,7 @@ class BaseOutcome(ABC):
         for name in ("quiet", "beside", "moved", "free_quiet", "free_moving"):
             getattr(total, name).merge(getattr(report, name))
         total.movements.add(report.movements)
+        total.pauses.add(report.pauses)
         self.exercised.update(report.exercised)
 
     @property
@@ -174,10 +181,14 @@ class SoakOutcome(BaseOutcome):
             return self.report.movements.asked
         return self.exercised["server left ring"] + self.exercised["server joined ring"]
 
+    def _freeze_facts(self) -> dict[str, Any]:
+        faults = self.options.faults
+        return _freeze_facts_of(self.report, faults.kill_coordinator) if faults.freeze else {}
+
     def more_facts(self) -> dict[str, Any]:
         """Latency; in a soak with moves also everything about them."""
         if self.protocol != "moves":
-            return {"latency_ms": self.report.quiet.summary_ms()}
+            return {"latency_ms": self.report.quiet.summary_ms(), **self._freeze_facts()}
         moved = self.report.movements
         burst = {"burst_settle_s": moved.settle_s and round(moved.settle_s, 3)} if self.options.burst else {}
         return {
@@ -196,6 +207,25 @@ class SoakOutcome(BaseOutcome):
             **{f"foreign_{name}": value for name, value in msgspec.structs.asdict(moved.foreign).items()},
             **{f"plain_{name}": value for name, value in msgspec.structs.asdict(moved.plain).items()},
         }
+
+
+def _freeze_facts_of(report: RoundReport, returns: bool) -> dict[str, Any]:
+    """How long deliveries paused: see `shoal.lab.soak.pauses`."""
+    pauses = report.pauses
+    stall = {"coordinator_return_stall_ms": _round_ms(median(pauses.returns))} if pauses.returns else {}
+    return {
+        "gaps_false": report.gaps_false,
+        **({"coordinator_return_stall_ms": None} if returns else {}),
+        **stall,
+        "failover_s_max": round(max(pauses.failovers), 3) if pauses.failovers else None,
+        "failover_s": [round(one, 3) for one in pauses.failovers],
+        "coordinator_returns": len(pauses.returns),
+        "longest_quiet_ms": _round_ms(pauses.quiet),
+    }
+
+
+def _round_ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
 
 
 def _difference_ms(less: Histogram, more: Histogram) -> float | None:

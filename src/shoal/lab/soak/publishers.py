@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Final
 
 from shoal.bus import Bus
-from shoal.errors import ShoalError
+from shoal.errors import NotConfirmedError, ShoalError
 from shoal.lab.sim.history import payload_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import LoadChannel, PublishPattern, PublishRate
@@ -193,6 +193,10 @@ class _Stream:
         self._sequence += 1
         published = MessagePublished(number, channel, self._bus.client_id, self._sequence, called_at)
         self._log.write(published)
-        await self._bus.publish(channel, payload, attributes=attributes, confirm=confirm)
+        try:
+            await self._bus.publish(channel, payload, attributes=attributes, confirm=confirm)
+        except NotConfirmedError:  # it stays in the buffer and is sent later
+            self._all.count("not confirmed")
+            return
         if confirm:
             self._log.write(MessageConfirmed(self._bus.client_id, channel, self._sequence, monotonic()))

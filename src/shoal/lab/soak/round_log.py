@@ -261,6 +261,32 @@ class ServerBack(_Line, tag="back"):
     at: float
 
 
+class ServerFrozen(_Line, tag="froze"):
+    """A server, its agent or both were frozen."""
+
+    server: str
+    at: float
+
+
+class ServerThawed(_Line, tag="thawed"):
+    """A frozen server and its agent continue."""
+
+    server: str
+    at: float
+
+
+class CoordinatorKilled(_Line, tag="away"):
+    """The coordinator was killed and is held down."""
+
+    at: float
+
+
+class CoordinatorBack(_Line, tag="returned"):
+    """The coordinator answers again."""
+
+    at: float
+
+
 class CornerMet(_Line, tag="count"):
     """How often a corner case was met."""
 
@@ -313,6 +339,10 @@ Record: TypeAlias = (
     | ForeignReceived
     | ServerKilled
     | ServerBack
+    | ServerFrozen
+    | ServerThawed
+    | CoordinatorKilled
+    | CoordinatorBack
     | CornerMet
     | Note
     | Problem

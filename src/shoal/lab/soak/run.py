@@ -30,7 +30,7 @@ from shoal.errors import ShoalError
 from shoal.lab.experiments.real.limited_cluster import place_channels
 from shoal.lab.harness import Stop
 from shoal.lab.soak.faults import FaultInjector
-from shoal.lab.soak.load_shape import IDLE_CHANNELS, LoadShape, draw, draw_burst_shape
+from shoal.lab.soak.load_shape import IDLE_CHANNELS, LoadShape, draw, draw_burst_shape, with_probes
 from shoal.lab.soak.move_requests import MoveRequester, start_moves
 from shoal.lab.soak.outcome import BaseOutcome, SoakOptions, SoakOutcome
 from shoal.lab.soak.round_log import CornerMet, Problem
@@ -146,7 +146,8 @@ def _shape(options: SoakOptions, seed: int) -> LoadShape:
         return draw_burst_shape(seed, options.seconds, options.burst, options.limits)
     servers = [f"s{number}" for number in range(1, options.servers + 1)]
     idle = IDLE_CHANNELS if options.moves else 0
-    return draw(seed, options.seconds, servers, options.subscribers, options.limits, idle)
+    shape = draw(seed, options.seconds, servers, options.subscribers, options.limits, idle)
+    return with_probes(shape, servers) if options.faults.freeze else shape
 
 
 def _count_forwarded(state: ClusterState) -> int:

@@ -7,11 +7,12 @@ from its router. That only decides when the round is over, never what was lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from time import monotonic
 from typing import Final
 
 from shoal.bus import Bus, Subscription
-from shoal.errors import ShoalError
+from shoal.errors import ShoalError, UnreachableError
 from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
@@ -100,6 +101,13 @@ def _unsettled(bus: Bus) -> list[str]:
     return found
 
 
+async def _take(subscription: Subscription) -> list[Item]:
+    """Waits for items, however long the servers are unreachable."""
+    while True:
+        with contextlib.suppress(UnreachableError):
+            return await subscription.take(TAKE_MAX)
+
+
 class _Subscriber:
     """One subscriber with its subscriptions, one after the other."""
 
@@ -176,7 +184,7 @@ class _Subscriber:
         """Reads until the application ends the subscription. Any other end is logged as an error."""
         why = "it ended by itself"
         try:
-            while items := await subscription.take(TAKE_MAX):
+            while items := await _take(subscription):
                 self._all.received_at = now = monotonic()
                 for item in items:
                     self._write(item, number, now)

@@ -18,7 +18,7 @@ from shoal.bus.shell import CLOSE_WAIT_S
 from shoal.bus.subscription import Subscription
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, SubscribeTimeoutError
+from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, SubscribeTimeoutError, UnreachableError
 from shoal.lab.sim.history import PublisherRecord, payload_of
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
@@ -200,8 +200,7 @@ class App:
         try:
             await self.bus.publish(channel, payload, confirm=True)
         except NotConfirmedError:
-            if not self.leaving:
-                raise
+            self.run.exercised["not confirmed"] += not self.leaving
         else:
             history.confirmed(number, world.now)
             if channel in self.run.quiet_channels:
@@ -251,12 +250,20 @@ class App:
             await messages.aclose()
             return
         record.in_force_at = world.now
-        while items := await messages.take(1 if self.slow else TAKE_MAX):
+        while items := await self._take(messages):
             if sub.has_ended():
                 return
             record.handed += [self._handed(record, item) for item in items]
             if self.slow:
                 await self._read_slowly(sub)
+
+    async def _take(self, messages: Subscription) -> list[Item]:
+        """Waits for items, however long the servers are unreachable."""
+        while True:
+            try:
+                return await messages.take(1 if self.slow else TAKE_MAX)
+            except UnreachableError:
+                self.run.exercised["unreachable"] += 1
 
     async def _read_slowly(self, sub: Sub) -> None:
         """Takes a few items at a time, with pauses, until the inbox is empty."""

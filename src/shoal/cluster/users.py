@@ -1,0 +1,84 @@
+"""The users of a local cluster: the password of each role, and during a rotation the one before.
+
+Owns the passwords and the texts of ACL files. `shoal.cluster.fleet` writes the files and tells the servers. The user
+`supervisor` can change users; its password never leaves this process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+
+from shoal.cluster.acl import ROLES, coordinator_acl_file, data_acl_file, supervisor_line
+from shoal.errors import ClusterError
+from shoal.wire.commands import Request
+
+
+class Users:
+    """The users of one cluster."""
+
+    def __init__(self) -> None:
+        self.passwords = {role: _new_password() for role in ROLES}
+        """The newest password of each role."""
+        self.supervisor_password = _new_password()
+        self._older: dict[str, str] = {}
+
+    def acl(self, version: tuple[int, ...], *, coordinator: bool) -> str:
+        """The text of an ACL file."""
+        make = coordinator_acl_file if coordinator else data_acl_file
+        return make(self.passwords, version, self._older) + supervisor_line(self.supervisor_password)
+
+    def rotate(self, role: str) -> list[str]:
+        """Gives roles new passwords, all of them if no role is named, and returns these roles. The old passwords stay
+        valid until `revoke`; ClusterError if a role still has one."""
+        roles = _chosen(role)
+        if waiting := [one for one in roles if one in self._older]:
+            raise ClusterError(
+                f"{', '.join(waiting)} still has the password of before the last rotation",
+                do=f"run `shoal users revoke {waiting[0]}` when its clients use the new one",
+            )
+        for one in roles:
+            self._older[one], self.passwords[one] = self.passwords[one], _new_password()
+        return roles
+
+    def undo(self, roles: Sequence[str]) -> None:
+        """Takes a rotation back that no server has been told of."""
+        for role in roles:
+            self.passwords[role] = self._older.pop(role)
+
+    def revocable(self, role: str) -> list[str]:
+        """The roles whose old password `revoke` would end; ClusterError if there are none."""
+        roles = [one for one in _chosen(role) if one in self._older]
+        if not roles:
+            raise ClusterError(
+                f"{role or 'no role'} has {'no' if role else 'an'} older password",
+                do=f"run `shoal users rotate {role}` first".replace("  ", " "),
+            )
+        return roles
+
+    def revoke(self, roles: Sequence[str]) -> list[Request]:
+        """Ends the old passwords of roles; returns what the servers must be told, connections of these users too."""
+        commands: list[Request] = []
+        for role in roles:
+            commands.append(("ACL", "SETUSER", role, f"!{_digest(self._older.pop(role))}"))
+            commands.append(("CLIENT", "KILL", "USER", role))
+        return commands
+
+    def additions(self, roles: Sequence[str]) -> list[Request]:
+        """What the servers must be told about the new passwords of roles."""
+        return [("ACL", "SETUSER", role, f"#{_digest(self.passwords[role])}") for role in roles]
+
+
+def _chosen(role: str) -> list[str]:
+    if role and role not in ROLES:
+        raise ClusterError(f"there is no role {role!r}", do=f"name one of {', '.join(ROLES)}, or none for all")
+    return [role] if role else list(ROLES)
+
+
+def _new_password() -> str:
+    return secrets.token_urlsafe(24)
+
+
+def _digest(password: str) -> str:
+    return hashlib.sha256(password.encode()).hexdigest()
