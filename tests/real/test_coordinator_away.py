@@ -48,7 +48,11 @@ def url_of(cluster: LocalCluster, *servers: str, query: str = "") -> str:
     places = [
         f"{one.host}:{one.port}" for one in (state.coordinator, *state.servers) if one.id in (*servers, "coordinator")
     ]
-    return f"shoal://client:{state.passwords['client']}@{','.join(places)}{query}"
+    tls = state.tls_for("client")
+    scheme = "shoal" if tls is None else "shoals"
+    fields = [field for field in (query.removeprefix("?"), tls.query() if tls else "") if field]
+    found = f"?{'&'.join(fields)}" if fields else ""
+    return f"{scheme}://client:{state.passwords['client']}@{','.join(places)}{found}"
 
 
 async def exchange(bus: shoal.Bus) -> None:

@@ -36,7 +36,8 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def accepted(cluster: LocalCluster, role: str, password: str) -> set[bool]:
     """Whether the servers and the coordinator accept a password."""
     state = cluster.state
-    return {await answers(one.host, one.port, role, password) for one in (state.coordinator, *state.servers)}
+    places = (state.coordinator, *state.servers)
+    return {await answers(one.host, one.port, role, password, state.tls_for(role)) for one in places}
 
 
 async def restart_all(cluster: LocalCluster) -> None:
@@ -74,7 +75,9 @@ async def test_clients_that_read_their_password_go_on_and_others_are_told(
     file = tmp_path / "password"
     file.write_text(state.passwords[CLIENT] + "\n")
     place = f"{state.coordinator.host}:{state.coordinator.port}"
-    by_file = f"shoal://client@{place}?password_file={file}"
+    tls = cluster.state.tls_for("client")
+    scheme, query = ("shoal", "") if tls is None else ("shoals", f"&{tls.query()}")
+    by_file = f"{scheme}://client@{place}?password_file={file}{query}"
     async with shoal.connect() as local, shoal.connect(by_file) as filed, shoal.connect(cluster.url) as fixed:
         async with local.subscribe("kept") as first, filed.subscribe("kept") as second:
             lost = await fixed.subscribe("kept").open()
@@ -122,7 +125,8 @@ async def test_the_clusters_own_processes_use_the_new_passwords(
     async with asyncio.timeout(WAIT_S):
         while cluster.status().ring_version == version:  # noqa: ASYNC110 - the cluster has no event for this
             await asyncio.sleep(0.05)
-    assert await answers(*address(cluster, "s3"), ADMIN, cluster.state.passwords[ADMIN])
+    state = cluster.state
+    assert await answers(*address(cluster, "s3"), ADMIN, state.passwords[ADMIN], state.tls_for(ADMIN))
 
 
 def address(cluster: LocalCluster, server: str) -> tuple[str, int]:
