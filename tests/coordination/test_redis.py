@@ -417,7 +417,11 @@ class TestLostData:
             changes = coordinator.watch("plan/")
             seen = [await anext(changes) for _ in range(3)]
             assert all(change.now is not None for change in seen)
+            await coordinator.put("plan/3", b"x")
+            assert (await anext(changes)).key == "plan/3"
             by_hand("FLUSHALL")
+            for number in range(3):
+                await coordinator.put(f"plan/{number}", b"another leader")
             with pytest.raises(DataLostError, match="shoal coordinator restore"):
                 async with asyncio.timeout(60):
                     await anext(changes)

@@ -66,6 +66,7 @@ class Keys:
         """
         known: dict[str, int] = {}
         counted: bytes | None = None
+        highest = 0
         with self._feed.listen(prefix) as listener:
             while not self._feed.is_closed():
                 everything, paths = listener.take()
@@ -74,9 +75,9 @@ class Keys:
                         everything = await self._count(prefix) != counted
                     if everything:
                         count = await self._count(prefix)
-                        if counted is not None and int(count or 0) < int(counted):
+                        if int(count or 0) < highest:
                             raise _lost(prefix)
-                        counted = count
+                        counted, highest = count, int(count or 0)
                         found = await self.snapshot(prefix)
                         paths = known.keys() | found.keys()
                     else:
@@ -91,6 +92,7 @@ class Keys:
                     if self._feed.is_closed():
                         return
                     raise
+                highest = max(highest, *(stored.version for stored in found.values()), 0)
                 for number, change in enumerate(_differences(known, paths, found), start=1):
                     yield change
                     if number % CHANGES_PER_TURN == 0:
