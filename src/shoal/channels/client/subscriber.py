@@ -369,14 +369,17 @@ class Subscriber:
 
     def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
         """The servers on which a subscription belongs by some rings; `unknown` if these are not known any more.
-        Channels with an entry follow only rings that have none of its servers."""
+        Publishers of a channel with an entry leave its servers only in rings that have none of those they use: then
+        they go to the other placements of a move that are left, or to the home."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
         if rings is None:
             return {unknown} if entry is None else set()
         if sub.pattern:
             return {server for members in rings for server in members.ids}
-        placed = set() if entry is None else set(entry.servers)
-        return {members.home(sub.name) for members in rings if placed.isdisjoint(members.ids)}
+        used = set() if entry is None else {*entry.publishing.servers}
+        others = set() if entry is None else {*entry.servers}
+        left = [members for members in rings if used.isdisjoint(members.ids)]
+        return {server for members in left for server in (members.home(sub.name), *others.intersection(members.ids))}
 
     def _doubt_streams(self, site: SubscribedServer, now: float) -> None:
         """Doubts the streams that were last heard on a server that was lost."""
