@@ -449,6 +449,8 @@ class Receiver:
                     stream.hole_since = now - max(0.0, known_s)
                     self._context.timers.set(("heal", sub, chan, stream), now)
                     sub.healing += 1
+                elif stream.doubted_at is not None:
+                    self._context.timers.set(("heal", sub, chan, stream), now)
 
     def forget_idle(self, sub: SubscriptionCore, now: float) -> None:
         """Drops streams that have been idle so long that they have ended and no agent lists them any more (see
