@@ -17,6 +17,9 @@ from shoal.errors import ConfigError
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
+NAME_BYTES_MAX: Final = 512
+"""Longest name of a channel or pattern in a control message. Agents drop messages with longer ones."""
+
 FRAMING_BYTES_MAX: Final = 4 * KIB
 """Room for the rest of a delivery besides attributes and payload: RESP, envelope and channel name."""
 
@@ -33,8 +36,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     payload_bytes_max: int = 8 * MIB
     """Largest payload. For a larger one, `publish` raises PayloadTooLargeError and sends nothing."""
 
-    channel_name_bytes_max: int = 512
-    """Longest channel name in bytes (UTF-8). For a longer one, `publish` and `subscribe` raise ChannelNameError."""
+    channel_name_bytes_max: int = NAME_BYTES_MAX
+    """Longest channel name or pattern in bytes (UTF-8), at most 512. For a longer one, `publish` and `subscribe` raise
+    ChannelNameError.
+    """
+
+    pattern_stars_max: int = 16
+    """Number of `*` in a pattern. For more, `subscribe` raises ChannelNameError, and agents refuse the subscription.
+    """
 
     attributes_bytes_max: int = 8 * KIB
     """Encoded attributes of one message. Larger ones are rejected with PublishError."""
@@ -228,6 +237,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_slice_bytes: int = 16 * KIB
     """Bytes fed to the RESP parser at a time; it is slow with large inputs."""
 
+    @property
+    def delivery_bytes_max(self) -> int:
+        """Largest message as a server delivers it: payload, attributes and framing."""
+        return self.payload_bytes_max + self.attributes_bytes_max + FRAMING_BYTES_MAX
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:
@@ -239,7 +253,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"limits.clock_drift_max is {self.clock_drift_max!r}",
                 do="give a ratio below 0.5, for example 0.01",
             )
-        delivery_bytes = self.payload_bytes_max + self.attributes_bytes_max + FRAMING_BYTES_MAX
+        if self.channel_name_bytes_max > NAME_BYTES_MAX:
+            raise ConfigError(
+                f"limits.channel_name_bytes_max is {self.channel_name_bytes_max}",
+                do=f"give at most {NAME_BYTES_MAX}: control messages carry no longer names",
+            )
+        delivery_bytes = self.delivery_bytes_max
         if delivery_bytes > self.command_reply_bytes_max:
             raise ConfigError(
                 f"one delivery can have {delivery_bytes} bytes (payload, attributes, framing), "

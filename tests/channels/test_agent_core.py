@@ -705,3 +705,15 @@ def test_an_agent_that_serves_before_it_knows_a_ring_begins_with_the_first_that_
     driver.core.ring(RING)
     driver.tell(hello())
     assert driver.answers()[0].since == 3
+
+
+# Limits
+
+
+def test_a_pattern_with_many_stars_is_not_answered() -> None:
+    driver = session()
+    driver.tell(hello(1, b"*a" * 17, pattern=True))
+    driver.tell(hello(2, b"*a" * 16, pattern=True))
+    assert [answer.name for answer in driver.take(inbox_channel(CLIENT), control.Answer)] == [b"*a" * 16]
+    assert driver.core.register.patterns.keys() == {b"*a" * 16}
+    assert driver.core.counters.garbage == 1

@@ -309,11 +309,28 @@ def test_channels_above_the_limit_are_counted_apart_and_listings_say_so() -> Non
     scanner.forget_idle(3)
     assert scanner.channels() == [b"a"]
     assert scanner.streams(b"c")[:2] == ([], False)
-    scan_all(scanner, [observed(b"longer than 8", b"")], second=9)
     scanner.forget_idle(4)
-    assert scanner.streams(b"c")[:2] == ([], False)
-    scanner.forget_idle(10)
     assert scanner.streams(b"c")[:2] == ([], True)
+
+
+def test_a_name_that_no_client_may_use_leaves_listings_complete() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channel_name_bytes_max=8))
+    scan_all(scanner, [observed(b"longer than 8", envelope(1, 1))])
+    assert (scanner.channels(), scanner.streams(b"c")[:2]) == ([], ([], True))
+    assert scanner.close_unit().uncounted == 1
+
+
+def test_the_smallest_channels_are_kept_and_the_others_named() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(streams_per_channel_max=5))
+    scan_all(scanner, [observed(b"few", envelope(n << 16, n)) for n in (1, 2)], second=10)
+    scan_all(scanner, [observed(b"many", envelope(n << 16, 1)) for n in range(1, 8)], second=10)
+    scan_all(scanner, [observed(b"one", envelope(9 << 16, 4))], second=12)
+    kept, left_out = scanner.smallest_channels(3)
+    assert kept == {b"one": {9 << 16: (4, 12)}, b"few": {1 << 16: (1, 10), 2 << 16: (2, 10)}}
+    assert left_out == [b"many"]
+    assert scanner.smallest_channels(100)[1] == [b"many"]  # it had no room for all of its streams
+    scanner.clear()
+    assert scanner.smallest_channels(3) == ({}, [])
 
 
 def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_be_forgotten() -> None:

@@ -369,6 +369,9 @@ class AgentCore:
     # Hellos
 
     def _hello(self, client: int, number: int, hello: control.Hello) -> None:
+        if hello.pattern and hello.name.count(b"*") > self.limits.pattern_stars_max:
+            self.counters.garbage += 1
+            return
         if self.state is not states.AgentState.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
@@ -386,9 +389,10 @@ class AgentCore:
             self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
-            current, complete = self._memory.current(hello.name, hello.pattern)
-            streams = self._memory.listed(current)
-            absent = self._memory.listed(self._memory.absent(hello.name, hello.pattern, current))
+            current = self._memory.current(hello.name, hello.pattern)
+            before = self._memory.absent(hello.name, hello.pattern, current.streams)
+            streams, absent = self._memory.listed(current.streams), self._memory.listed(before.streams)
+            complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""

@@ -21,7 +21,7 @@ import hiredis
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.telemetry import scan_kernel, table_queries
+from shoal.channels.telemetry import pattern_kernel, scan_kernel, table_queries
 from shoal.channels.telemetry.tables import (
     COUNTERS,
     MISSING,
@@ -237,9 +237,8 @@ class Scanner:
     def streams(self, channel: bytes) -> Listing:
         """The streams that published on a channel, with the last sequence number of each."""
         index = self.find(padded(channel), np.array([0, len(channel)], np.int32))[0]
-        refused = self._tables.head[0]["refused_second"] != NEVER
         if index == MISSING:
-            return Listing([], not refused, [])
+            return Listing([], not self.refuses_channels, [])
         streams, lasts, seconds = table_queries.list_streams(self._tables, index)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
         complete = bool(self._tables.channels[index]["refused_second"] == NEVER)
@@ -269,6 +268,41 @@ class Scanner:
     def active_channels(self) -> list[bytes]:
         """The names of the channels with a message in the current time unit."""
         return self._names(self._tables.active_channels[: self._tables.head[0]["active_channels"]])
+
+    def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
+        """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
+        names, offsets = table_queries.gather_names(
+            self._tables, np.arange(self._tables.head[0]["channels"], dtype=np.int32)
+        )
+        glob = np.array(np.frombuffer(pattern, np.uint8))
+        found, steps, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
+        return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
+
+    @property
+    def refuses_channels(self) -> bool:
+        """Whether there was no room for a channel, so that any channel may be missing."""
+        return bool(self._tables.head[0]["refused_second"] != NEVER)
+
+    def smallest_channels(self, streams_max: int) -> tuple[dict[bytes, dict[int, tuple[int, int]]], list[bytes]]:
+        """The streams of as many channels as fit, those with the fewest streams first, each with its last number and
+        the second in which it was last heard; and the channels that are left out or that are not complete."""
+        head = self._tables.head[0]
+        channels = self._tables.channels[: head["channels"]]
+        records = self._tables.streams[: head["streams"]]
+        order = np.argsort(channels["streams"], kind="stable")
+        fits = np.zeros(len(channels), np.bool_)
+        fits[order] = channels["streams"][order].cumsum() <= streams_max
+        fits &= channels["streams"] > 0
+        kept = records[fits[records["channel"]]]
+        places = fits.nonzero()[0].astype(np.int32)
+        name_of = dict(zip(places.tolist(), self._names(places), strict=True))
+        found: dict[bytes, dict[int, tuple[int, int]]] = {name: {} for name in name_of.values()}
+        seconds = kept["second"].astype(np.int64) + (self._first_second or 0)
+        columns = (kept["channel"].tolist(), kept["stream"].tolist(), kept["last"].tolist(), seconds.tolist())
+        for channel, stream, last, second in zip(*columns, strict=True):
+            found[name_of[channel]][stream] = last, second
+        lacking = (channels["streams"] > 0) & ~fits | (channels["refused_second"] != NEVER)
+        return found, self._names(lacking.nonzero()[0].astype(np.int32))
 
     def _names(self, indexes: Indexes) -> list[bytes]:
         names, offsets = table_queries.gather_names(self._tables, indexes)

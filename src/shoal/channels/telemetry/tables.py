@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.limits import NAME_BYTES_MAX
 from shoal.wire.raw_bytes import (
     PADDING_BYTES,
     Bytes,
@@ -114,7 +115,7 @@ class TableLimits:
     channels_max: int = 1_000_000
     streams_max: int = 4_000_000
     streams_per_channel_max: int = 100_000
-    channel_name_bytes_max: int = 1024
+    channel_name_bytes_max: int = NAME_BYTES_MAX
     hash_seed: int = 0
     """A secret number, so that an attacker cannot choose channel names that collide."""
 
@@ -249,7 +250,9 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     index = find_channel(tables, name, at, size, value)
     if index != MISSING:
         return index
-    if head.channels >= head.channels_max or size > head.channel_name_bytes_max:
+    if size > head.channel_name_bytes_max:  # no client of ours can use it, so nothing is missing in listings
+        return REFUSED
+    if head.channels >= head.channels_max:
         head.refused_second = head.second
         return REFUSED
     if head.channels == tables.channels.shape[0]:
