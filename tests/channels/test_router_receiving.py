@@ -898,3 +898,13 @@ def test_a_stream_in_doubt_is_asked_about_again_when_the_inbox_has_room() -> Non
     driver.router.consumed(sub, driver.now)
     driver.advance(0.1)
     assert asked(driver) == [(2, 2)]
+
+
+def test_an_older_beacon_does_not_undo_the_end_of_a_stream() -> None:
+    """Agents pass beacons on, so an older one may come later."""
+    driver, sub = subscribed()
+    driver.beacon("s1", TILE, STREAM, 1, 1, final=True)
+    driver.beacon("s1", TILE, STREAM, 1, 0)
+    restart_server(driver)
+    driver.advance(TIMEOUT_S * 2)
+    assert driver.gaps(sub) == []

@@ -709,3 +709,23 @@ def test_a_server_that_dies_while_it_is_being_left_puts_its_streams_in_doubt() -
     driver.advance(TIMEOUT_S * 2)
     gaps = [item for item in driver.items(sub) if isinstance(item, Gap)]
     assert (OTHER, 2, None) in {(gap.publisher, gap.first, gap.last) for gap in gaps}
+
+
+def test_a_server_that_carried_what_was_left_of_a_placement_may_have_had_publishers_that_nobody_heard() -> None:
+    """The subscription's own server is out of the ring for a while, and publishers use the other one alone."""
+    driver = RouterDriver(("s1", "s2"))
+    sub = driver.subscribe(TILE)
+    with_entry(driver, Mode.ALL_PUBLISHERS, "s1", "s2")
+    (here,) = sub.sites
+    other = "s2" if here == "s1" else "s1"
+    driver.servers[other].silent = True
+    driver.servers[here].reachable = False
+    driver.lose(here)
+    alone = driver.ring.next(ring(1, (other,)).servers)
+    both = alone.next(driver.ring.servers)
+    for newest in (alone, both):
+        driver.router.ring(SIGNER.ring(newest), driver.now)
+        driver.play()
+    driver.servers[other].silent, driver.servers[other].since = False, 3
+    driver.advance(2.0)
+    assert [other in reason for reason in unknown_gaps(sub)] == [True]

@@ -189,7 +189,7 @@ class Receiver:
         stream.server = server
         stream.doubted_at = None
         stream.touched = now
-        stream.final = final
+        stream.final = stream.final or final
         stream.knows(last)
         if stream.has_hole():
             self._hole(sub, chan, stream, now)

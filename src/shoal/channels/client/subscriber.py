@@ -368,18 +368,24 @@ class Subscriber:
         return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
 
     def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
-        """The servers on which a subscription belongs by some rings; `unknown` if these are not known any more.
-        Publishers of a channel with an entry leave its servers only in rings that have none of those they use: then
-        they go to the other placements of a move that are left, or to the home."""
+        """The servers on which a subscription may belong by some rings; `unknown` if these are not known any more. A
+        channel with an entry stays where it is in a ring that has all of the entry's servers. In any other ring
+        publishers use those that are left, or the home if none that they use is."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
         if rings is None:
             return {unknown} if entry is None else set()
         if sub.pattern:
             return {server for members in rings for server in members.ids}
-        used = set() if entry is None else {*entry.publishing.servers}
-        others = set() if entry is None else {*entry.servers}
-        left = [members for members in rings if used.isdisjoint(members.ids)]
-        return {server for members in left for server in (members.home(sub.name), *others.intersection(members.ids))}
+        if entry is None:
+            return {members.home(sub.name) for members in rings}
+        placed, used = {*entry.servers}, {*entry.publishing.servers}
+        belonged: set[str] = set()
+        for members in rings:
+            if not placed.issubset(members.ids):
+                belonged |= placed.intersection(members.ids)
+                if used.isdisjoint(members.ids):
+                    belonged.add(members.home(sub.name))
+        return belonged
 
     def _doubt_streams(self, site: SubscribedServer, now: float) -> None:
         """Doubts the streams that were last heard on a server that was lost."""
