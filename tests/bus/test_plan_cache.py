@@ -33,7 +33,11 @@ def test_clusters_and_users_have_files_of_their_own(tmp_path: Path) -> None:
     assert len(names) == 3
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xc1", encode_copy(SIGNER.public, RING[:-1]), b"\x93\x09\xc4\x00\xc4\x00"])
+@pytest.mark.parametrize(
+    "damage",
+    [b"", b"\xc1", encode_copy(SIGNER.public, RING[:-1]), b"\x93\x09\xc4\x00\xc4\x00"],
+    ids=["empty", "not a copy", "cut", "another format"],
+)
 def test_a_damaged_file_counts_as_none(tmp_path: Path, damage: bytes) -> None:
     cache = PlanCache(tmp_path, "client@h:1")
     cache.path.write_bytes(damage)

@@ -884,3 +884,17 @@ def test_a_client_that_subscribes_to_what_it_publishes_hears_itself() -> None:
     assert isinstance(message, Message)
     assert (message.publisher, message.sequence) == (CLIENT, 1)
     assert out.settled
+
+
+def test_a_stream_in_doubt_is_asked_about_again_when_the_inbox_has_room() -> None:
+    """While the inbox is full, publishers are not asked; the doubt must not last until its time is over."""
+    driver, sub = subscribed(inbox_messages_max=4)
+    for number in range(1, 6):
+        driver.message("s1", TILE, stream_id(0x999, 1), number, b"x")
+    restart_server(driver)
+    driver.advance(1.0)
+    assert asked(driver) == []
+    driver.items(sub)
+    driver.router.consumed(sub, driver.now)
+    driver.advance(0.1)
+    assert asked(driver) == [(2, 2)]

@@ -10,6 +10,9 @@ A publisher that runs knows everything about its stream. An agent knows a stream
 If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
 if that holds for all servers of a channel, these agents know the channel's streams. If only its process has lived since
 then, it knows that there are no other publishers: each had to wait for its answer before the first message.
+
+In runs where gaps are reported early, faults can last longer than a subscriber waits. There, nobody counts as reachable
+before the faults have been over for that long.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.channels.states import AgentState
+from shoal.lab.sim.scenario import BEGIN_S
 from shoal.message import Gap
 from shoal.wire.envelope import ENDED, client_of
 
@@ -33,6 +37,9 @@ def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[st
     if gap.publisher is None:
         old = [agent for agent in watching if agent.began_at < sub.called_at]
         return tuple(agent.node.name for agent in old if f"server {agent.server} " in gap.reason)
+    faults_end_at = BEGIN_S + run.safety_s
+    if not run.shape.healable and run.world.now < faults_end_at + run.shape.limits.gap_timeout_s:
+        return ()
     publishers = [app for app in run.apps if app.record.client == gap.publisher]
     found = [app.node.name for app in publishers if app.node.running and app.started and not app.leaving]
     last = max((m.sequence for m in run.history.of(gap.channel, gap.publisher)), default=0)
