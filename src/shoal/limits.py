@@ -17,6 +17,9 @@ from shoal.errors import ConfigError
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 
+NAME_BYTES_MAX: Final = 512
+"""Longest name of a channel or pattern in a control message. Agents drop messages with longer ones."""
+
 FRAMING_BYTES_MAX: Final = 4 * KIB
 """Room for the rest of a delivery besides attributes and payload: RESP, envelope and channel name."""
 
@@ -33,8 +36,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     payload_bytes_max: int = 8 * MIB
     """Largest payload. For a larger one, `publish` raises PayloadTooLargeError and sends nothing."""
 
-    channel_name_bytes_max: int = 512
-    """Longest channel name in bytes (UTF-8). For a longer one, `publish` and `subscribe` raise ChannelNameError."""
+    channel_name_bytes_max: int = NAME_BYTES_MAX
+    """Longest channel name or pattern in bytes (UTF-8), at most 512. For a longer one, `publish` and `subscribe` raise
+    ChannelNameError.
+    """
+
+    pattern_stars_max: int = 16
+    """Number of `*` in a pattern. For more, `subscribe` raises ChannelNameError, and agents refuse the subscription.
+    """
 
     attributes_bytes_max: int = 8 * KIB
     """Encoded attributes of one message. Larger ones are rejected with PublishError."""
@@ -124,6 +133,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     heal_page_bytes: int = 1 << 20
     """Bytes that a publisher resends per request. A page has at least one message, of any size."""
 
+    heal_bytes_per_s_max: int = 8 * MIB
+    """Bytes that a publisher resends to one client in a second. Above it, requests are not answered; the client repeats
+    them.
+    """
+
+    heal_total_bytes_per_s_max: int = 32 * MIB
+    """The same for all clients together."""
+
     heal_delay_s: float = 0.03
     """How long to wait for missing messages (another server may be slower) before the publisher is asked."""
 
@@ -162,6 +179,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     resync_s: float = 1.0
     """How long a restarted agent collects answers (resync) before its register counts as complete."""
+
+    # -- What clients may ask of an agent --------------------------------------------------------------------
+
+    control_at_once_max: int = 50_000
+    """Control messages (hellos, greetings and so on) of one client that an agent handles at once. Messages that are
+    expensive count as several. Above it they are dropped, and the client is told to wait.
+    """
+
+    control_per_s_max: int = 2_000
+    """The same per second, on average."""
+
+    control_total_at_once_max: int = 200_000
+    """Control messages of all clients that an agent handles at once."""
+
+    control_total_per_s_max: int = 10_000
+    """The same per second, on average."""
+
+    register_bytes_max: int = 40 * MIB
+    """Memory for an agent's register of subscriptions, about 75,000 of them. A subscription that does not fit is
+    refused: `subscribe` raises SubscribeTimeoutError.
+    """
 
     # -- Moves -----------------------------------------------------------------------------------------------
 
@@ -217,6 +255,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     read_slice_bytes: int = 16 * KIB
     """Bytes fed to the RESP parser at a time; it is slow with large inputs."""
 
+    @property
+    def delivery_bytes_max(self) -> int:
+        """Largest message as a server delivers it: payload, attributes and framing."""
+        return self.payload_bytes_max + self.attributes_bytes_max + FRAMING_BYTES_MAX
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:
@@ -228,7 +271,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
                 f"limits.clock_drift_max is {self.clock_drift_max!r}",
                 do="give a ratio below 0.5, for example 0.01",
             )
-        delivery_bytes = self.payload_bytes_max + self.attributes_bytes_max + FRAMING_BYTES_MAX
+        if self.channel_name_bytes_max > NAME_BYTES_MAX:
+            raise ConfigError(
+                f"limits.channel_name_bytes_max is {self.channel_name_bytes_max}",
+                do=f"give at most {NAME_BYTES_MAX}: control messages carry no longer names",
+            )
+        delivery_bytes = self.delivery_bytes_max
         if delivery_bytes > self.command_reply_bytes_max:
             raise ConfigError(
                 f"one delivery can have {delivery_bytes} bytes (payload, attributes, framing), "
@@ -265,11 +313,14 @@ _RULES: Final = (
     _AtMost("payload_bytes_max", "resend_bytes_max", "a resend window must hold the largest message"),
     _AtMost("resend_bytes_max", "resend_total_bytes_max", "one window cannot be larger than all of them"),
     _AtMost("heal_page_messages", "resend_messages_max", "a publisher keeps no more than its window"),
+    _AtMost("heal_bytes_per_s_max", "heal_total_bytes_per_s_max", "one client cannot have more than all of them"),
     _AtMost("heartbeat_interval_s", "server_lease_s", "a lease must survive one lost heartbeat", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "missing messages must be requested before they are given up"),
     _AtMost(
         "heal_retry_s", "gap_timeout_s", "missing messages must be requested twice before they are given up", factor=2
     ),
+    _AtMost("control_at_once_max", "control_total_at_once_max", "one client cannot have more than all of them"),
+    _AtMost("control_per_s_max", "control_total_per_s_max", "one client cannot have more than all of them"),
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first delay is the shortest"),
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),

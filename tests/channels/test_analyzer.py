@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope, observed, push
 from tests.support.redis_server import RedisServer
 
+from shoal.channels.telemetry import analyzer as analyzer_module
 from shoal.channels.telemetry.analyzer import Analyzer, ServerSample, warm_up
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.channels.telemetry.pattern_kernel import match_names
@@ -304,7 +305,8 @@ def client(server: RedisServer) -> Any:
 def matched(pattern: bytes, names: Sequence[bytes] = KEYS) -> set[bytes]:
     offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
     data = np.frombuffer(b"".join(names), np.uint8).copy()
-    found = match_names(data, offsets, np.frombuffer(pattern, np.uint8).copy())
+    found, _, whole = match_names(data, offsets, np.frombuffer(pattern, np.uint8).copy(), 1 << 40)
+    assert whole
     return {name for name, is_match in zip(names, found, strict=True) if is_match}
 
 
@@ -329,11 +331,36 @@ def test_the_compiled_matcher_agrees_with_the_other_one(pattern: bytes, names: l
     assert matched(pattern, names) == {name for name in names if glob_match(pattern, name)}
 
 
+def test_a_match_that_takes_too_many_steps_ends_and_says_so() -> None:
+    names = [b"a" * 500] * 200
+    offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
+    data = np.frombuffer(b"".join(names), np.uint8).copy()
+    slow = np.frombuffer(b"*" + b"a" * 400 + b"b", np.uint8).copy()
+    found, steps, whole = match_names(data, offsets, slow, 100_000)
+    assert not found.any()
+    assert not whole
+    assert steps < 300_000  # one name more than allowed, of at most 500 x 400 steps
+    assert match_names(data, offsets, slow, 1 << 40)[2]
+
+
+def test_rows_are_incomplete_when_patterns_were_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(analyzer_module, "PATTERN_STEPS_MAX", 20)
+    scanner = Scanner(FRAME_BYTES_MAX)
+    feed(scanner, *((b"tile.%d" % number, b"x") for number in range(10)))
+    patterns = {b"tile.*": 1, b"*9": 1}
+    closed = Analyzer(scanner, 10).close_second(1, {}, {}, SAMPLE, patterns)
+    assert not closed.channels.complete.any()
+    monkeypatch.undo()
+    feed(scanner, (b"tile.1", b"x"))
+    closed = Analyzer(scanner, 10).close_second(2, {}, {}, SAMPLE, patterns)
+    assert closed.channels.complete.all()
+
+
 def test_the_empty_name_is_matched_by_the_empty_pattern_only() -> None:
     nothing = np.zeros(0, np.uint8)
     offsets = np.zeros(2, np.int32)
-    assert match_names(nothing, offsets, nothing).tolist() == [True]
-    assert match_names(nothing, offsets, np.frombuffer(b"*", np.uint8).copy()).tolist() == [False]
+    assert match_names(nothing, offsets, nothing, 9)[0].tolist() == [True]
+    assert match_names(nothing, offsets, np.frombuffer(b"*", np.uint8).copy(), 9)[0].tolist() == [False]
 
 
 def test_warm_up_leaves_nothing_to_load() -> None:

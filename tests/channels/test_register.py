@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.channels.agent.register import Register
+from shoal.channels.agent.register import SUBSCRIPTION_BYTES, Register
 
 
 def test_a_client_is_found_by_channel_and_by_pattern() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     register.add(1, b"tile*", True)
     register.add(2, b"tile", False)
@@ -20,7 +20,7 @@ def test_a_client_is_found_by_channel_and_by_pattern() -> None:
 
 
 def test_a_name_may_be_a_channel_and_a_pattern() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     register.add(1, b"tile", True)
     register.remove(1, b"tile", False)
@@ -30,7 +30,7 @@ def test_a_name_may_be_a_channel_and_a_pattern() -> None:
 
 
 def test_coming_twice_and_leaving_once_is_gone() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     register.add(1, b"tile", False)
     register.remove(1, b"tile", False)
@@ -39,7 +39,7 @@ def test_coming_twice_and_leaving_once_is_gone() -> None:
 
 
 def test_leaving_where_one_never_was_is_no_error() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.remove(1, b"tile", False)
     register.remove_client(1)
     register.add(2, b"tile", False)
@@ -48,7 +48,7 @@ def test_leaving_where_one_never_was_is_no_error() -> None:
 
 
 def test_a_client_that_is_gone_is_gone_everywhere() -> None:
-    register = Register()
+    register = Register(1 << 30)
     for name in (b"a", b"b"):
         register.add(1, name, False)
         register.add(2, name, False)
@@ -60,7 +60,7 @@ def test_a_client_that_is_gone_is_gone_everywhere() -> None:
 
 
 def test_after_a_restart_of_the_server_nobody_is_there() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"a", False)
     register.add(1, b"*", True)
     register.clear()
@@ -76,7 +76,7 @@ ACTIONS = st.tuples(
 
 @given(script=st.lists(ACTIONS))
 def test_it_is_a_set_of_facts_without_empty_rooms(script: list[tuple[str, int, bytes, bool]]) -> None:
-    register, model = Register(), set[tuple[int, bytes, bool]]()
+    register, model = Register(1 << 30), set[tuple[int, bytes, bool]]()
     for action, client, name, pattern in script:
         if action == "add":
             register.add(client, name, pattern)
@@ -103,7 +103,7 @@ def test_it_is_a_set_of_facts_without_empty_rooms(script: list[tuple[str, int, b
 
 
 def test_a_subscriber_has_acknowledged_nothing_at_first_and_then_only_newer_revisions() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     assert register.acknowledged(1, b"tile") == 0
     register.acknowledge(1, b"tile", 7)
@@ -115,7 +115,7 @@ def test_a_subscriber_has_acknowledged_nothing_at_first_and_then_only_newer_revi
 
 
 def test_a_client_that_is_not_registered_acknowledges_nothing() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", True)
     register.acknowledge(1, b"tile", 7)
     register.acknowledge(2, b"tile", 7)
@@ -126,7 +126,7 @@ def test_a_client_that_is_not_registered_acknowledges_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["bye", "gone", "restart"])
 def test_a_client_that_comes_again_has_acknowledged_nothing(how: str) -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     register.add(1, b"tile", True)
     register.acknowledge(1, b"tile", 7)
@@ -141,7 +141,7 @@ def test_a_client_that_comes_again_has_acknowledged_nothing(how: str) -> None:
 
 
 def test_leaving_a_pattern_of_the_same_name_takes_nothing_back() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"tile", False)
     register.add(1, b"tile", True)
     register.acknowledge(1, b"tile", 7)
@@ -151,7 +151,7 @@ def test_leaving_a_pattern_of_the_same_name_takes_nothing_back() -> None:
 
 def test_a_bye_that_is_older_than_the_last_hello_means_nothing() -> None:
     """It was stuck in a connection that the client has given up meanwhile."""
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"a", False, number=7)
     assert not register.remove(1, b"a", False, number=6)
     assert list(register.channels[b"a"]) == [1]
@@ -162,7 +162,23 @@ def test_a_bye_that_is_older_than_the_last_hello_means_nothing() -> None:
 
 
 def test_a_bye_without_a_number_is_believed() -> None:
-    register = Register()
+    register = Register(1 << 30)
     register.add(1, b"a", True, number=7)
     assert register.remove(1, b"a", True)
     assert b"a" not in register.patterns
+
+
+def test_a_full_register_takes_no_subscription_until_there_is_room() -> None:
+    register = Register(3 * SUBSCRIPTION_BYTES)
+    assert [register.add(1, b"tile.%d" % number, False) for number in range(5)] == [True, True, True, False, False]
+    assert not register.add(2, b"*", True)
+    assert register.channels.keys() == {b"tile.0", b"tile.1", b"tile.2"}
+    assert register.add(1, b"tile.0", False)  # it is there already
+    register.remove(1, b"tile.1", False)
+    register.remove(1, b"tile.1", False)
+    assert register.add(2, b"*", True)
+    assert not register.add(2, b"more", False)
+    register.remove_client(1)
+    assert register.add(2, b"more", False)
+    register.clear()
+    assert [register.add(3, b"%d" % number, False) for number in range(4)] == [True, True, True, False]

@@ -253,3 +253,52 @@ def test_an_answer_in_parts_says_the_same(name_bytes: int) -> None:
     assert all(len(control.encode(part)) < 1 << 16 for part in parts)
     short = msgspec.structs.replace(whole, streams=streams[:2], absent=[])
     assert control.in_parts(short) == [short]
+
+
+# Limits: what is above them is refused before anything looks at it
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        control.Hello(1, b"x" * 513, False, True, 0, 0),
+        control.Bye(b"x" * 513, False),
+        control.Subscribed(b"x" * 513, 1),
+        control.Left(b"x" * 513, 1, 1),
+        control.Heal(b"x" * 513, 1, 1, 1),
+        control.Present(1, 1, 0, 1, [b"x" * 513], [], []),
+        control.Present(1, 1, 0, 1, [], [b"x" * 513], []),
+        control.Present(1, 1, 0, 1, [], [], [(b"x" * 513, 1, 1)]),
+        control.Present(1, 1, 0, 1, [b"x"] * 1025, [], []),
+        control.Present(1, 1, 0, 1, [], [b"x"] * 1025, []),
+        control.Present(1, 1, 0, 1, [], [], [(b"x", 1, 1)] * 1025),
+        control.Resync("x" * 1025, 1, 1),
+    ],
+)
+def test_long_names_and_lists_are_refused(message: control.Control) -> None:
+    assert isinstance(read(control.encode(message)), ProtocolError)
+
+
+def test_names_and_lists_at_their_limits_are_read() -> None:
+    name = b"x" * 512
+    for message in (
+        control.Hello(1, name, False, True, 0, 0),
+        control.Present(1, 1, 0, 1, [b"x"] * 1024, [b"x"] * 1024, [(b"x", 1 << 63, 1 << 63)] * 1024),
+    ):
+        assert control.decode(control.encode(message)).message == message
+
+
+def test_a_large_message_to_an_agent_is_refused_before_it_is_decoded() -> None:
+    message = control.Present(1, 1, 0, 1, [b"x" * 512] * 200, [], [])
+    assert len(control.encode(message)) > control.TO_AGENT_BYTES_MAX
+    error = read(control.encode(message))
+    assert isinstance(error, ProtocolError)
+    assert "bytes to an agent" in str(error)
+    resend = control.Resend(b"tile", b"x" * (1 << 20))  # between clients a message may be large
+    assert control.decode(control.encode(resend)).message == resend
+
+
+def test_the_longest_present_fits_the_limit() -> None:
+    names = [b"x" * 512] * 300
+    for part in control.presents(1, 1, names, names, [(name, 1 << 63, 1 << 63) for name in names]):
+        assert len(control.encode(part)) <= control.TO_AGENT_BYTES_MAX

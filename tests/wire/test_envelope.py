@@ -317,6 +317,15 @@ def test_any_name_is_taken_or_refused(name: str | bytes) -> None:
     assert not raw.startswith(envelope.RESERVED_PREFIX)
 
 
+def test_a_pattern_has_few_stars() -> None:
+    assert envelope.check_pattern("*a" * 16, DEFAULT_LIMITS) == b"*a" * 16
+    with pytest.raises(ChannelNameError, match="17 stars, more than pattern_stars_max=16"):
+        envelope.check_pattern("*a" * 17, DEFAULT_LIMITS)
+    with pytest.raises(ChannelNameError, match="513 bytes"):
+        envelope.check_pattern("*" + "x" * 512, DEFAULT_LIMITS)
+    assert envelope.check_channel_name("*" * 512, DEFAULT_LIMITS) == b"*" * 512  # no pattern
+
+
 def test_a_payload_is_limited() -> None:
     limits = msgspec.structs.replace(DEFAULT_LIMITS, payload_bytes_max=10)
     envelope.check_payload(b"x" * 10, limits)

@@ -34,7 +34,7 @@ from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
-from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_payload, encode_attributes
+from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_pattern, check_payload, encode_attributes
 
 NAMES_MAX: Final = 8192
 """Size of the cache of validated channel names; it is cleared when full."""
@@ -321,7 +321,8 @@ class Bus:
         if since is not None and channel is None:
             raise TypeError("since=... needs a channel: messages are recorded per channel, not per pattern")
         since_us = None if since is None else time_us_of(since, self.runtime.wall())
-        return Subscription(self, check_channel_name(name, self.limits), channel is None, wanted, since_us)
+        check = check_pattern if channel is None else check_channel_name
+        return Subscription(self, check(name, self.limits), channel is None, wanted, since_us)
 
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
         """Create a subscription to all channels that a pattern matches; same as `subscribe(pattern=...)`."""

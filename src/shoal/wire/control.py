@@ -24,8 +24,9 @@ The head and the body of Refused keep their layout in later versions, so that an
 ignore additional fields at the end of a body, so that fields can be added without a new version.
 
 Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
-decode raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes
-(see `shoal.plan.signature`).
+decode, names above `NAME_BYTES_MAX`, lists above `PAGE_ITEMS_MAX` and messages to agents above `TO_AGENT_BYTES_MAX`
+raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes (see
+`shoal.plan.signature`).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ import msgspec
 from msgspec import Meta
 
 from shoal.errors import ProtocolError
+from shoal.limits import KIB, NAME_BYTES_MAX
 from shoal.wire.envelope import CLIENT_ID_BITS
 
 VERSION: Final = 2
@@ -48,10 +50,23 @@ U64 = Annotated[int, Meta(ge=0)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]
 U16 = Annotated[int, Meta(ge=0, lt=1 << 16)]
 U8 = Annotated[int, Meta(ge=0, lt=1 << 8)]
-StreamList: TypeAlias = list[tuple[bytes, U64, U64]]
+
+PAGE_ITEMS_MAX: Final = 1024
+PAGE_BYTES_MAX: Final = 16 * KIB
+"""Size of the lists in one part of a Present or an Answer. With three lists a Present stays below 64 KiB."""
+TO_AGENT_BYTES_MAX: Final = 64 * KIB
+"""Largest control message to an agent. Larger ones are dropped before they are decoded."""
+
+Name = Annotated[bytes, Meta(max_length=NAME_BYTES_MAX)]
+"""The name of a channel or a pattern."""
+NameList = Annotated[list[Name], Meta(max_length=PAGE_ITEMS_MAX)]
+Text = Annotated[str, Meta(max_length=1024)]
+"""The id of a server, a code, or a text for people."""
+StreamList: TypeAlias = list[tuple[Name, U64, U64]]
 """Streams by channel and id, with their last sequence numbers."""
-HeardList: TypeAlias = list[tuple[bytes, U64, U64, U32]]
+HeardList: TypeAlias = list[tuple[Name, U64, U64, U32]]
 """The same, with the seconds for which each stream has been quiet at least."""
+StreamPage = Annotated[StreamList, Meta(max_length=PAGE_ITEMS_MAX)]
 
 T = TypeVar("T")
 Stream = TypeVar("Stream", tuple[bytes, int, int], tuple[bytes, int, int, int])
@@ -82,7 +97,7 @@ class Hello(_Body, frozen=True):
     """
 
     nonce: U64
-    name: bytes
+    name: Name
     pattern: bool
     fresh: bool
     version: U32
@@ -101,7 +116,7 @@ class Bye(_Body, frozen=True):
     """A client has left a channel or pattern of this server. A Bye that was delayed in an old connection has a lower
     number than the Hello that came by a new one, and has no effect."""
 
-    name: bytes
+    name: Name
     pattern: bool
     incarnation: U64 = 0
 
@@ -116,9 +131,9 @@ class Present(_Body, frozen=True):
     resync: U64
     part: U16
     parts: U16
-    channels: list[bytes]
-    patterns: list[bytes]
-    streams: StreamList
+    channels: NameList
+    patterns: NameList
+    streams: StreamPage
 
 
 class Welcome(_Body, frozen=True):
@@ -127,7 +142,7 @@ class Welcome(_Body, frozen=True):
     `heartbeat` is the number of the last heartbeat that the agent has sent. `renewed` is empty with scheme 0.
     """
 
-    server: str
+    server: Text
     instance: U64
     incarnation: U64
     heartbeat: U64
@@ -151,8 +166,8 @@ class Answer(_Body, frozen=True):
     Long lists come in several parts, in order; `part` counts from 0. Entry and ring are in the first one.
     """
 
-    server: str
-    name: bytes
+    server: Text
+    name: Name
     incarnation: U64
     version: U32
     entry: bytes
@@ -175,7 +190,7 @@ class Heartbeat(_Body, frozen=True):
     out, and None if it has not or if there was none. `refuted` and `overflow` are empty with scheme 0.
     """
 
-    server: str
+    server: Text
     instance: U64
     heard: U64
     incarnation: U64
@@ -183,14 +198,14 @@ class Heartbeat(_Body, frozen=True):
     granted: bool
     ring_version: U32
     lapsed_ms: U32 | None = None
-    refuted: list[tuple[bytes, list[tuple[U64, U64, U64]]]] = []
-    overflow: list[bytes] = []
+    refuted: list[tuple[Name, list[tuple[U64, U64, U64]]]] = []
+    overflow: list[Name] = []
 
 
 class Resync(_Body, frozen=True):
     """An agent asks all clients of its server for their subscriptions and streams: its incarnation has just begun."""
 
-    server: str
+    server: Text
     instance: U64
     incarnation: U64
 
@@ -199,7 +214,7 @@ class Heal(_Body, frozen=True):
     """A subscriber requests a page of missing messages of a stream from its publisher. `until` is the last one that it
     misses."""
 
-    channel: bytes
+    channel: Name
     stream: U64
     first: U64
     last: U64
@@ -209,7 +224,7 @@ class Heal(_Body, frozen=True):
 class Resend(_Body, frozen=True):
     """A message resent to one subscriber that missed it; `blob` is the message with its envelope."""
 
-    channel: bytes
+    channel: Name
     blob: bytes
 
 
@@ -220,7 +235,7 @@ class Healed(_Body, frozen=True):
     All messages below `floor` and up to `until` had been published `age_ms` before this answer.
     """
 
-    channel: bytes
+    channel: Name
     stream: U64
     floor: U64
     last: U64
@@ -233,15 +248,15 @@ class Healed(_Body, frozen=True):
 class Notice(_Body, frozen=True):
     """An agent tells a client that a channel has a newer entry than the client seems to know."""
 
-    server: str
-    name: bytes
+    server: Text
+    name: Name
     entry: bytes
 
 
 class Subscribed(_Body, frozen=True):
     """A subscriber is in force on every server where the channel's entry of this revision wants it."""
 
-    name: bytes
+    name: Name
     revision: U64
     incarnation: U64 = 0
 
@@ -249,24 +264,26 @@ class Subscribed(_Body, frozen=True):
 class Left(_Body, frozen=True):
     """A publisher has left this server with one of its streams, by the channel's entry of this revision."""
 
-    name: bytes
+    name: Name
     stream: U64
     revision: U64
     incarnation: U64 = 0
 
 
 class Refused(_Body, frozen=True):
-    """An agent rejects a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
+    """An agent rejects a message. `code` is `REFUSED_VERSION`, `REFUSED_BUSY`, or one that docs/identity.md names."""
 
-    code: str
+    code: Text
     version_min: U8
     version_max: U8
     retry_ms: U32
-    text: str
+    text: Text
 
 
 REFUSED_VERSION: Final = "version"
 """The agent does not support the version of the message."""
+REFUSED_BUSY: Final = "busy"
+"""The client, or all clients together, ask for more than the agent does; `retry_ms` is the time to wait."""
 
 ToAgent: TypeAlias = Greet | Hello | Bye | Present | Subscribed | Left
 FromAgent: TypeAlias = Welcome | Answer | Notice | Refused
@@ -292,6 +309,7 @@ _KINDS: Final[dict[int, type[Control]]] = {
     # 15 to 18 are reserved for enrolment
     19: Refused,
 }
+_TO_AGENT: Final = frozenset(ToAgent.__args__)
 _kind_of: Final = {body: kind for kind, body in _KINDS.items()}
 _decoders: Final = {kind: msgspec.msgpack.Decoder(body) for kind, body in _KINDS.items()}
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -302,9 +320,6 @@ _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
 _NO_SCHEME: Final = 0
 
-PAGE_ITEMS_MAX: Final = 1024
-PAGE_BYTES_MAX: Final = 16_384
-"""Size of the lists in one part of a Present or an Answer. With three lists a Present stays below 64 KiB."""
 _ITEM_BYTES: Final = 24
 """Most bytes of an item in addition to its name."""
 
@@ -355,6 +370,8 @@ def decode(data: bytes) -> Received:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
     if head.version != VERSION and head.kind != _kind_of[Refused]:
         raise ProtocolError(f"a peer sent a control message of version {head.version}; this process speaks {VERSION}")
+    if len(data) > TO_AGENT_BYTES_MAX and _KINDS.get(head.kind) in _TO_AGENT:
+        raise ProtocolError(f"a peer sent a control message of {len(data)} bytes to an agent")
     decoder = _decoders.get(head.kind)
     if decoder is None or head.scheme != _NO_SCHEME:
         raise ProtocolError(f"a peer sent a control message of kind {head.kind} and scheme {head.scheme}")

@@ -232,6 +232,16 @@ def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limit
     return raw
 
 
+def check_pattern(pattern: str | bytes | bytearray | memoryview, limits: Limits) -> bytes:
+    """The bytes of a pattern; ChannelNameError if it is not valid, or if agents would refuse it."""
+    raw = check_channel_name(pattern, limits)
+    if raw.count(b"*") > limits.pattern_stars_max:
+        raise ChannelNameError(
+            f"the pattern has {raw.count(b'*')} stars, more than pattern_stars_max={limits.pattern_stars_max}"
+        )
+    return raw
+
+
 def check_payload(payload: bytes, limits: Limits) -> None:
     """Raises PayloadTooLargeError for a payload that subscribers could not receive."""
     if len(payload) > limits.payload_bytes_max:

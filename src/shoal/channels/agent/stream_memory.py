@@ -8,12 +8,14 @@ it has been heard in this one.
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
+
+from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.wire import control
 from shoal.wire.envelope import client_of
-from shoal.wire.glob import glob_match
 
 Streams = dict[tuple[bytes, int], tuple[int, int]]
 """Streams by channel and id, each with its last sequence number and the second in which it was last heard."""
@@ -23,6 +25,21 @@ ROUNDING_S: Final = 2
 INCARNATIONS_MAX: Final = 1000
 """Incarnations that an agent remembers. Clients that come back from an older one are told that something may be
 missing."""
+PREVIOUS_STREAMS_MAX: Final = 50_000
+"""Streams of earlier incarnations that an agent remembers, those of channels with few streams first. For the other
+channels Answers are incomplete, until the streams would have been forgotten."""
+PREVIOUS_INCOMPLETE_MAX: Final = 10_000
+"""Channels that are known to be incomplete in this way; with more, all channels are."""
+MATCH_STEPS_MAX: Final = 20_000_000
+"""Steps of matching one pattern with all channels, about 40 ms. If they do not suffice, the Answer is incomplete."""
+
+
+class Known(NamedTuple):
+    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work."""
+
+    streams: Streams
+    complete: bool
+    steps: int
 
 
 class StreamMemory:
@@ -31,7 +48,10 @@ class StreamMemory:
     def __init__(self, scanner: Scanner, idle_s: float) -> None:
         self._scanner = scanner
         self._idle_s = idle_s
-        self._previous: Streams = {}
+        self._previous: dict[bytes, dict[int, tuple[int, int]]] = {}
+        self._incomplete: dict[bytes, int] = {}
+        self._all_incomplete: int | None = None
+        self._forgot_at = 0
         self._incarnations: dict[int, None] = {}
         self._second = 0
         self._ahead_s = 0.0
@@ -50,14 +70,40 @@ class StreamMemory:
             if len(self._incarnations) > INCARNATIONS_MAX:
                 del self._incarnations[next(iter(self._incarnations))]
             self._forget()
-            for channel in self._scanner.channels():
-                streams, _ = self.current(channel, False)
-                self._previous.update(streams)
+            self._remember()
             self._scanner.clear()
 
+    def _remember(self) -> None:
+        """Moves the streams of the scanner's tables to those of earlier incarnations."""
+        heard, left_out = self._scanner.smallest_channels(PREVIOUS_STREAMS_MAX)
+        room = PREVIOUS_STREAMS_MAX - sum(map(len, heard.values()))
+        for channel, streams in self._previous.items():
+            if len(streams) <= room:
+                room -= len(streams)
+                heard[channel] = streams | heard.get(channel, {})
+            else:
+                left_out.append(channel)
+        self._previous = heard
+        if self._scanner.refuses_channels or len(self._incomplete) + len(left_out) > PREVIOUS_INCOMPLETE_MAX:
+            self._all_incomplete = self._second
+        else:
+            self._incomplete |= dict.fromkeys(left_out, self._second)
+
     def _forget(self) -> None:
+        """Drops what is older than `idle_s`, at most once a second."""
+        if self._forgot_at == self._second:
+            return
+        self._forgot_at = self._second
         oldest = self._second - self._idle_s
-        self._previous = {key: seen for key, seen in self._previous.items() if seen[1] >= oldest}
+        for channel, streams in list(self._previous.items()):
+            kept = {stream: seen for stream, seen in streams.items() if seen[1] >= oldest}
+            if len(kept) < len(streams):
+                self._previous[channel] = kept
+                if not kept:
+                    del self._previous[channel]
+        self._incomplete = {channel: second for channel, second in self._incomplete.items() if second >= oldest}
+        if self._all_incomplete is not None and self._all_incomplete < oldest:
+            self._all_incomplete = None
 
     def remembers(self, incarnation: int) -> bool:
         """Whether this process has heard everything since an incarnation; 0 is its first one."""
@@ -67,32 +113,49 @@ class StreamMemory:
         """The streams of a channel. No client has the id 0, so streams with it are garbage and left out."""
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
 
-    def current(self, name: bytes, pattern: bool) -> tuple[Streams, bool]:
-        """The streams of a channel, or of channels that match a pattern, and whether the tables had room for all."""
-        channels = [name]
+    def current(self, name: bytes, pattern: bool, fresh: bool = False) -> Known:
+        """The streams of a channel, or of channels that match a pattern, in this incarnation. To a `fresh` subscription
+        nothing is owed yet of a channel that does not fit the tables."""
+        channels, complete, steps = [name], True, 0
         if pattern:
-            channels = [channel for channel in self._scanner.channels() if glob_match(name, channel)]
+            channels, steps, complete = self._scanner.matching(name, MATCH_STEPS_MAX)
+            complete = complete and (fresh or not self._scanner.refuses_channels)
         streams: Streams = {}
-        complete = True
         for channel in channels:
             listing = self._scanner.streams(channel)
-            complete = complete and listing.complete
+            complete = complete and (listing.complete or (fresh and not listing.known))
             for (stream, last), second in zip(listing.streams, listing.seconds, strict=True):
                 if client_of(stream):
                     streams[channel, stream] = last, second
-        return streams, complete
+        return Known(streams, complete, steps)
 
-    def absent(self, name: bytes, pattern: bool, current: Streams) -> Streams:
+    def absent(self, name: bytes, pattern: bool, current: Streams) -> Known:
         """The streams of earlier incarnations, without those that are current."""
         self._forget()
-        return {
-            key: heard
-            for key, heard in self._previous.items()
-            if key not in current and (glob_match(name, key[0]) if pattern else key[0] == name)
+        channels, complete, steps = [name], True, 0
+        if pattern and self._previous:
+            channels, steps, complete = matching(name, list(self._previous), MATCH_STEPS_MAX)
+        if self._all_incomplete is not None or (self._incomplete and (pattern or name in self._incomplete)):
+            complete = False
+        streams = {
+            (channel, stream): seen
+            for channel in channels
+            for stream, seen in self._previous.get(channel, {}).items()
+            if (channel, stream) not in current and client_of(stream)
         }
+        return Known(streams, complete, steps)
 
     def listed(self, streams: Streams) -> control.HeardList:
         """Streams as an Answer lists them, each with the seconds for which it has been quiet at least. Where the wall
         clock may have been set forward meanwhile, they are fewer."""
         now = self._second - ROUNDING_S - math.ceil(max(self._ahead_s - self._ahead_s_min, 0.0))
         return [(channel, stream, last, max(now - second, 0)) for (channel, stream), (last, second) in streams.items()]
+
+
+def matching(pattern: bytes, names: list[bytes], steps_max: int) -> tuple[list[bytes], int, bool]:
+    """The names that a pattern matches, the number of steps, and whether all names were looked at."""
+    offsets = np.zeros(len(names) + 1, np.int32)
+    np.fromiter(map(len, names), np.int32, len(names)).cumsum(out=offsets[1:])
+    blob = np.frombuffer(b"".join(names), np.uint8).copy()
+    found, steps, whole = match_names(blob, offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_max)
+    return [names[row] for row in found.nonzero()[0].tolist()], steps, whole

@@ -21,12 +21,15 @@ import numpy.typing as npt
 from shoal.channels.telemetry import scanner
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.channels.telemetry.pattern_kernel import match_names
-from shoal.channels.telemetry.scanner import Scanner, UnitCounts
+from shoal.channels.telemetry.scanner import ACTIVE_CHANNELS_MAX, Scanner, UnitCounts
 from shoal.errors import ProtocolError
 from shoal.load.record import HostRow
 from shoal.load.table import Numbers, Ragged, UnitTable
 from shoal.wire.raw_bytes import compilation_announced, padded
 
+PATTERN_STEPS_MAX: Final = 20_000_000
+"""Steps of matching patterns with channels in one second, about 40 ms. Patterns beyond it are left out of the figures,
+and the rows are marked as incomplete."""
 _OBSERVER_PREFIX: Final = len(b">4\r\n$8\r\npmessage\r\n$1\r\n*\r\n")
 _SUBSCRIBER_PREFIX: Final = len(b">3\r\n$7\r\nmessage\r\n")
 
@@ -118,6 +121,8 @@ class Analyzer:
         number of connections by pattern, without the agent's own.
         """
         counts = self._scanner.close_unit()
+        if len(subscribers) > ACTIVE_CHANNELS_MAX:  # the busiest channels, and some others, are in the reply to NUMSUB
+            subscribers = {name: subscribers[name] for name in numsub if name in subscribers}
         rows = self._arrange(counts, subscribers, numsub)
         table = self._channels(counts, rows, subscribers, pattern_subscribers or {})
         kept = rows.direct + rows.registered > 0
@@ -167,13 +172,22 @@ class Analyzer:
         frame_bytes_out = frame_bytes - (_OBSERVER_PREFIX - _SUBSCRIBER_PREFIX) * frames
         by_pattern = np.zeros(rows.total, np.int64)
         bytes_out = frame_bytes_out * rows.direct
+        steps_left, unmatched = PATTERN_STEPS_MAX, False
         for pattern, receivers in pattern_subscribers.items():
-            matching = _matches(rows.names, pattern) * receivers
+            if steps_left <= 0:
+                unmatched = True
+                break
+            found, steps, whole = match_names(
+                rows.names.values, rows.names.offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_left
+            )
+            steps_left -= steps
+            unmatched = unmatched or not whole
+            matching = found * receivers
             longer = len(b"$%d\r\n%b\r\n" % (len(pattern), pattern)) - len(b"$1\r\n*\r\n")
             bytes_out += matching * (frame_bytes + longer * frames)
             by_pattern += matching
-        complete = np.ones(rows.total, np.bool_)
-        complete[rows.place] = counts.complete
+        complete = np.full(rows.total, not unmatched, np.bool_)
+        complete[rows.place] &= counts.complete
         publishers, publisher_ids = self._publishers(counts, rows)
         columns |= {
             "publishers": publishers,
@@ -207,12 +221,7 @@ def warm_up() -> None:
     """Loads the compiled loops of the analyzer and its scanner. If they must be compiled, a log line says so."""
     with compilation_announced():
         scanner.warm_up()
-        match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"))
-
-
-def _matches(names: Ragged, pattern: bytes) -> npt.NDArray[np.bool_]:
-    matches = match_names(names.values, names.offsets, np.array(np.frombuffer(pattern, np.uint8)))
-    return matches
+        match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"), 1)
 
 
 def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:

@@ -2,9 +2,12 @@
 
 Owns a second implementation of the language in `shoal.wire.glob`, compiled by numba: every second the analyzer matches
 each registered pattern against all active channels, which lie in one array of bytes. `glob_match` would need a bytes
-object for each of them. A test checks that both give the same answers, and both are checked against a real Redis. One
-rule is missing here because no pattern can meet it: a pattern has at most `channel_name_bytes_max` bytes, too few for
-1000 stars.
+object for each of them, and agents match the patterns of clients here too. A test checks that both give the same
+answers, and both are checked against a real Redis. One rule is missing here because no pattern can meet it: a pattern
+has at most `channel_name_bytes_max` bytes, too few for 1000 stars.
+
+A pattern and names that were made to match slowly cost (length of pattern) x (length of name) steps, so the caller says
+how many steps a match may take.
 """
 
 from __future__ import annotations
@@ -28,25 +31,36 @@ _SIGN: Final = 0x80
 
 
 @kernel
-def match_names(names: Bytes, offsets: npt.NDArray[np.int32], pattern: Bytes) -> npt.NDArray[np.bool_]:
-    """Whether the pattern matches each name; name `i` is the bytes from `offsets[i]` to `offsets[i + 1]`."""
+def match_names(
+    names: Bytes, offsets: npt.NDArray[np.int32], pattern: Bytes, steps_max: int
+) -> tuple[npt.NDArray[np.bool_], int, bool]:
+    """Whether the pattern matches each name; name `i` is the bytes from `offsets[i]` to `offsets[i + 1]`. Also the
+    number of steps, and whether all names were looked at: after `steps_max` steps the rest is left out."""
     matches = np.zeros(offsets.shape[0] - 1, np.bool_)
+    steps = 0
     for row in range(matches.shape[0]):
-        matches[row] = match_name(names, offsets[row], offsets[row + 1], pattern)
-    return matches
+        if steps > steps_max:
+            return matches, steps, False
+        found, taken = match_name(names, offsets[row], offsets[row + 1], pattern)
+        matches[row] = found
+        steps += taken
+    return matches, steps, True
 
 
 @part
-def match_name(names: Bytes, start: int, end: int, pattern: Bytes) -> bool:
-    """Whether the pattern matches one name. After a mismatch the last star takes one more byte."""
+def match_name(names: Bytes, start: int, end: int, pattern: Bytes) -> tuple[bool, int]:
+    """Whether the pattern matches one name, and the number of steps. After a mismatch the last star takes one more
+    byte."""
     if start == end:
-        return bool(pattern.shape[0] == 0)
+        return bool(pattern.shape[0] == 0), 1
     size = int(pattern.shape[0])
     at = int(start)
     step = 0
     star_at = -1
     star_step = 0
+    taken = 1
     while at < end:
+        taken += 1
         if step < size and pattern[step] == _STAR:
             step += 1
             star_step = step
@@ -56,6 +70,7 @@ def match_name(names: Bytes, start: int, end: int, pattern: Bytes) -> bool:
         following = step
         if step < size:
             fits, following = match_byte(pattern, step, size, names[at])
+            taken += following - step
         if fits:
             at += 1
             step = following
@@ -64,10 +79,10 @@ def match_name(names: Bytes, start: int, end: int, pattern: Bytes) -> bool:
             at = star_at
             step = star_step
         else:
-            return False
+            return False, taken
     while step < size and pattern[step] == _STAR:
         step += 1
-    return bool(step == size)
+    return bool(step == size), taken
 
 
 @part

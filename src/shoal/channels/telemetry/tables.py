@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from shoal.limits import MIB, NAME_BYTES_MAX
 from shoal.wire.raw_bytes import (
     PADDING_BYTES,
     Bytes,
@@ -84,7 +85,7 @@ HEAD: Final = np.dtype(
             # sizes in use
             *("channels", "streams", "arena_bytes", "active_channels", "active_streams"),
             # limits
-            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
+            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"),
             # time
             *("second", "unit", "refused_second"),
             # see `Scanner.watch_new`
@@ -93,6 +94,8 @@ HEAD: Final = np.dtype(
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
             # messages of other versions, see `Scanner.take_other_formats`
             *("envelopes_1", "unknown_flags"),
+            # frames that were too large, and control messages that were too many, see `Scanner.take_passed_over`
+            *("oversized", "control_unread"),
         )
     ]
     + [("seed", np.uint64)]
@@ -109,12 +112,13 @@ Indexes: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 50 bytes (stream)."""
+    """Bounds of the tables: together about 50 MiB, and half as much again while a table grows."""
 
-    channels_max: int = 1_000_000
-    streams_max: int = 4_000_000
+    channels_max: int = 100_000
+    names_bytes_max: int = 8 * MIB
+    streams_max: int = 262_144
     streams_per_channel_max: int = 100_000
-    channel_name_bytes_max: int = 1024
+    channel_name_bytes_max: int = NAME_BYTES_MAX
     hash_seed: int = 0
     """A secret number, so that an attacker cannot choose channel names that collide."""
 
@@ -135,7 +139,7 @@ class Tables(NamedTuple):
 def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
-    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"):
+    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
         head[name] = getattr(limits, name)
     head["seed"] = limits.hash_seed & (2**64 - 1)
     head["refused_second"] = NEVER
@@ -249,7 +253,9 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     index = find_channel(tables, name, at, size, value)
     if index != MISSING:
         return index
-    if head.channels >= head.channels_max or size > head.channel_name_bytes_max:
+    if size > head.channel_name_bytes_max:  # no client of ours can use it, so nothing is missing in listings
+        return REFUSED
+    if head.channels >= head.channels_max or head.arena_bytes + size > head.names_bytes_max:
         head.refused_second = head.second
         return REFUSED
     if head.channels == tables.channels.shape[0]:
@@ -279,9 +285,8 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
 
 
 @part
-def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
-    """The index of a stream of a channel; results as of `enter_channel`."""
-    head = tables.head[0]
+def find_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel, or `MISSING`."""
     slots = tables.stream_slots
     mask = np.uint64(slots.shape[0] - 1)
     value = hash_pair(np.uint64(channel), stream)
@@ -293,6 +298,16 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
             if known.stream == stream and known.channel == channel:
                 return found
         slot = (slot + _ONE) & mask
+    return MISSING
+
+
+@part
+def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel; results as of `enter_channel`."""
+    head = tables.head[0]
+    found = find_stream(tables, channel, stream)
+    if found != MISSING:
+        return found
     owner = tables.channels[channel]
     if head.streams >= head.streams_max or owner.streams >= head.streams_per_channel_max:
         owner.refused_second = head.second
@@ -310,7 +325,7 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record.unit = 0
     owner.first_stream = index
     owner.streams += 1
-    slots[slot] = (value & _TAG) | np.uint64(index + 1)
+    claim(tables.stream_slots, hash_pair(np.uint64(channel), stream), index)
     return index
 
 

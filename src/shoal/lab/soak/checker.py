@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import gc
 import sys
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,13 @@ class RoundReport(msgspec.Struct):
     movements: MoveReport = msgspec.field(default_factory=MoveReport)
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
+    gaps_false: int = 0
+    harmless: Histogram = msgspec.field(default_factory=Histogram)
+    """Latencies during harmless traffic beside the load."""
+    hostile: Histogram = msgspec.field(default_factory=Histogram)
+    """Latencies during attacks."""
+    attacks: dict[str, Histogram] = {}
+    """The same by attack."""
 
 
 SubscriptionLine: TypeAlias = (
@@ -105,6 +113,11 @@ class Checker:
         self._free_moving = Histogram()
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
+        self._phases: list[round_log.PhaseBegan] = []
+        self._phase_times: list[float] = []
+        self._harmless = Histogram()
+        self._hostile = Histogram()
+        self._attacks: dict[str, Histogram] = {}
 
     def check(self) -> RoundReport:
         """Reads every log and judges every subscription."""
@@ -141,6 +154,9 @@ class Checker:
                     self._history.unwatched.append(deaths[server])
                 case round_log.ServerBack(server, at) if server in deaths:
                     deaths[server].ended_at = at
+                case round_log.PhaseBegan():
+                    self._phases.append(record)
+                    self._phase_times.append(record.at)
 
     def _read_moves(self) -> None:
         """The log of moves and that of the plain clients, if the round has moves."""
@@ -225,8 +241,19 @@ class Checker:
         if moving:
             histogram = self._moved if moves.is_moving(at, channel) else self._beside
         histogram.add(at - sent_at)
+        if self._phases:
+            self._time_phase(at - sent_at, sent_at)
         if not moves.is_saturated(sent_at, at):
             (self._free_moving if moving else self._free_quiet).add(at - sent_at)
+
+    def _time_phase(self, latency_s: float, sent_at: float) -> None:
+        """Adds a latency to the phase in which its message was published."""
+        place = bisect_right(self._phase_times, sent_at) - 1
+        phase = self._phases[place] if place >= 0 else None
+        if phase is not None and phase.attack:
+            (self._hostile if phase.hostile else self._harmless).add(latency_s)
+            if phase.hostile:
+                self._attacks.setdefault(phase.attack, Histogram()).add(latency_s)
 
     def _lines(self, path: Path) -> Iterator[round_log.Record]:
         """The lines of a log, except corner cases, problems and the end, which are counted here."""
@@ -279,6 +306,10 @@ class Checker:
             movements=movements,
             balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,
+            gaps_false=sum(violation.startswith("false gap") for violation in self._violations),
+            harmless=self._harmless,
+            hostile=self._hostile,
+            attacks=self._attacks,
         )
 
 

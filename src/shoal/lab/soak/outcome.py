@@ -20,7 +20,16 @@ from shoal.limits import Limits
 
 OPEN_TOLD_MAX: Final = 20
 """Open moves that the facts list with their reasons; the rest are only counted."""
-_SUMS: Final = ("messages", "deliveries", "lost", "duplicated", "reordered", "gaps_reported", "violation_count")
+_SUMS: Final = (
+    "messages",
+    "deliveries",
+    "lost",
+    "duplicated",
+    "reordered",
+    "gaps_reported",
+    "gaps_false",
+    "violation_count",
+)
 
 
 class SoakOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +85,10 @@ class BaseOutcome(ABC):
         for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(report, name))
         total.violations = total.violations + report.violations
-        for name in ("quiet", "beside", "moved", "free_quiet", "free_moving"):
+        for name in ("quiet", "beside", "moved", "free_quiet", "free_moving", "harmless", "hostile"):
             getattr(total, name).merge(getattr(report, name))
+        for attack, latencies in report.attacks.items():
+            total.attacks.setdefault(attack, Histogram()).merge(latencies)
         total.movements.add(report.movements)
         self.exercised.update(report.exercised)
 

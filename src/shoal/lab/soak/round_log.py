@@ -261,6 +261,14 @@ class ServerBack(_Line, tag="back"):
     at: float
 
 
+class PhaseBegan(_Line, tag="phase began"):
+    """From now on there is harmless or hostile traffic beside the load, named after an attack; none if it is empty."""
+
+    hostile: bool
+    attack: str
+    at: float
+
+
 class CornerMet(_Line, tag="count"):
     """How often a corner case was met."""
 
@@ -313,6 +321,7 @@ Record: TypeAlias = (
     | ForeignReceived
     | ServerKilled
     | ServerBack
+    | PhaseBegan
     | CornerMet
     | Note
     | Problem
