@@ -9,6 +9,7 @@ place is the coordinator or a server of the cluster.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +24,7 @@ KEY_FIELD: Final = "cluster_key"
 PASSWORD_FIELD: Final = "password_file"
 KEY_BYTES: Final = 32
 PLACES_MAX: Final = 64
+_AUTHORITY_END: Final = re.compile(r"[/?#]")
 
 
 class ClusterAddress(msgspec.Struct, frozen=True):
@@ -35,8 +37,10 @@ class ClusterAddress(msgspec.Struct, frozen=True):
 
 def split_address(url: str) -> ClusterAddress:
     """Split the address of a cluster. ConfigError if it has no place, too many, or an invalid key."""
-    parts = urlsplit(url if "://" in url else f"shoal://{url}")
-    login, at, places = parts.netloc.rpartition("@")
+    scheme, _, rest = (url if "://" in url else f"shoal://{url}").partition("://")
+    authority = _AUTHORITY_END.split(rest, 1)[0]  # for `urlsplit` several places are no valid authority
+    parts = urlsplit(f"{scheme}://places{rest[len(authority) :]}")
+    login, at, places = authority.rpartition("@")
     fields = parse_qsl(parts.query, keep_blank_values=True)
     query = urlencode([(name, value) for name, value in fields if name not in (KEY_FIELD, PASSWORD_FIELD)])
     if file := dict(fields).get(PASSWORD_FIELD):
