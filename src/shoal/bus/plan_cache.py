@@ -1,4 +1,4 @@
-"""The plan as a client last knew it, in a file: with it a client that knew the cluster opens while nobody answers.
+"""A file with the last plan that a client knew. The client opens with it if neither coordinator nor servers answer.
 
 Owns the files. There is one for each cluster address and user, readable by its owner only. Errors of the file system
 are logged and ignored: a client without the file needs the coordinator or a server when it opens.

@@ -44,8 +44,8 @@ ADMIN: Final = "admin"
 ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
 SUPERVISOR: Final = "supervisor"
 """Not a role: the user with which the supervisor of a local cluster changes the passwords of roles, and makes servers
-read their certificates again (Redis cannot limit CONFIG SET to some settings). Whoever may change users may do
-everything, so no role has these rights."""
+read their certificates again (Redis cannot limit CONFIG SET to some settings). A user that may
+change users may do everything, so no role has these rights."""
 
 _NONE: Final[Mapping[str, str]] = {}
 _UNSUBSCRIBE: Final = "+unsubscribe +punsubscribe"

@@ -1,7 +1,7 @@
 """Which live participants could have proved that a gap is false.
 
 Owns the judgement "a gap was reported although nothing was missing, and it could have been known". The simulator knows
-the truth; the checkers use it to tell false gaps from gaps that nobody could have avoided:
+the truth; the checkers use it to tell false gaps from unavoidable ones:
 
     false        nothing owed was missing, and a live participant knew that
     unprovable   nothing owed was missing, but no live participant could know
@@ -11,8 +11,8 @@ If it has watched its server without a break since the subscription began, it kn
 if that holds for all servers of a channel, these agents know the channel's streams. If only its process has lived since
 then, it knows that there are no other publishers: each had to wait for its answer before the first message.
 
-In runs where gaps are reported early, faults can last longer than a subscriber waits. There, nobody counts as reachable
-before the faults have been over for that long.
+In runs where gaps are reported early, faults can last longer than a subscriber waits. There,
+participants count as reachable only after the faults have been over for that long.
 """
 
 from __future__ import annotations
