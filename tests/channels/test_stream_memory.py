@@ -102,6 +102,4 @@ def test_a_pattern_that_takes_too_many_steps_is_incomplete(scene: Scene, monkeyp
     slow = b"*" + b"a" * 400 + b"b"
     assert scene.memory.current(slow, True).complete
     monkeypatch.setattr(stream_memory, "MATCH_STEPS_MAX", 1000)
-    known = scene.memory.current(slow, True)
-    assert not known.complete
-    assert known.steps > 1000
+    assert not scene.memory.current(slow, True).complete

@@ -269,14 +269,14 @@ class Scanner:
         """The names of the channels with a message in the current time unit."""
         return self._names(self._tables.active_channels[: self._tables.head[0]["active_channels"]])
 
-    def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
-        """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
+    def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], bool]:
+        """The names of the channels that a pattern matches, and whether all were looked at within `steps_max`."""
         names, offsets = table_queries.gather_names(
             self._tables, np.arange(self._tables.head[0]["channels"], dtype=np.int32)
         )
         glob = np.array(np.frombuffer(pattern, np.uint8))
-        found, steps, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
-        return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
+        found, _, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
+        return self._names(found.nonzero()[0].astype(np.int32)), whole
 
     @property
     def refuses_channels(self) -> bool:
