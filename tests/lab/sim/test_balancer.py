@@ -23,13 +23,13 @@ SEARCH_SEEDS_MAX = 30
 CATCHING: dict[str, tuple[int, ...]] = {
     "fence": (26,),
     "drained": (26,),
-    "one_at_a_time": (28,),
+    "one_at_a_time": (16,),
     "basis": (15,),
     "once": (29,),
     "settle": (35,),
     "fresh_load": (12,),
     "guest": (35,),
-    "state_first": (77,),
+    "state_first": (6,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -22,15 +22,16 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (18,),
-    "order": (7,),
-    "heal": (45,),
+    "dedupe": (6,),
+    "order": (6,),
+    "heal": (8,),
     "beacon": (157,),
-    "handshake": (19,),
-    "lease": (15,),
+    "handshake": (5,),
+    "lease": (13,),
     "baseline": (12,),
-    "repeat": (37,),
+    "repeat": (6,),
     "remembers": (6,),
+    "unbroken": (20,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -146,7 +146,7 @@ class App:
             else:
                 channel = self.random.choice(self.run.channels)
                 for _ in range(4):
-                    self.after(self.random.uniform(0.0, 0.5), self._burst, channel, 1)
+                    self.after(self.random.uniform(0.0, 0.5), self.burst, channel, 1)
 
     def _fetch_ring(self) -> None:
         if not self.leaving:
@@ -162,7 +162,7 @@ class App:
         """The only time that this process publishes on the channel: nothing later can show that it got lost."""
         if self.run.active and not self.leaving:
             self.run.exercised["quiet burst"] += 1
-            self._burst(channel, self.random.randint(1, 3))
+            self.burst(channel, self.random.randint(1, 3))
 
     def _live(self) -> None:
         """Publishes, subscribes and unsubscribes as long as applications are active."""
@@ -171,7 +171,7 @@ class App:
             return
         draw = random.random()
         if draw < 0.75:
-            self._burst(random.choice(run.channels), random.randint(1, run.shape.burst_max))
+            self.burst(random.choice(run.channels), random.randint(1, run.shape.burst_max))
         elif draw < 0.87:
             self._subscribe()
             run.exercised["late joiner"] += 1
@@ -179,7 +179,10 @@ class App:
             self._unsubscribe(random.choice(self.subs))
         self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
 
-    def _burst(self, channel: str, count: int) -> None:
+    def burst(self, channel: str, count: int) -> None:
+        """Publishes several messages at once, and sometimes a few more a moment later."""
+        if not self.run.active:
+            return
         self.run.exercised["burst"] += 1
         for _ in range(count):
             self._publish(channel)

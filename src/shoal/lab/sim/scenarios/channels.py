@@ -6,14 +6,31 @@ ring does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.lab.sim.scenario import Outcome
-from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.scenarios.cluster import LAPSE_S, ChannelScenario
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers")
+BREAKS: Final = (
+    "dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "unbroken",
+)  # fmt: skip
 """The rules that this scenario tests."""
+
+NAPS: Final = 0.6
+NAP_EVERY_S: Final = 4.0
+NAP_S_MAX: Final = 12.0
+NAP_AFTER_S: Final = (0.05, 1.5)
+"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its server leaves
+the ring and comes back, and `NAP_AFTER_S` longer."""
+AGENTS_DIE: Final = 0.7
+"""How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can tell
+what was published there."""
+TALKER_DOWN_S: Final = 0.1
+TALK_S: Final = (0.5, 2.5)
+"""How long another application is down, so that it is a new client, and when it publishes after the ring changes."""
 
 CORNERS: Final = {
     "late joiner": "late joiner",
@@ -61,9 +78,21 @@ CORNERS: Final = {
     "keeper crash": "keeper crash",
     "power failure": "crash_power",
     "lease ran out": "router stale_links",
+    "subscriber sleeps while its server is out of the ring": "nap",
     "agent speaks while the coordinator is down": "agent orphan_heartbeats",
 }
 """Every corner that a campaign must exercise, and its counter."""
+
+
+@dataclass
+class Nap:
+    """A subscriber of a channel sleeps while its server is out of the ring, and another application publishes."""
+
+    channel: str
+    sleeper: App
+    talker: App
+    others: list[str] = field(default_factory=list)
+    """The servers that are used meanwhile."""
 
 
 class ChannelsRun(ChannelScenario):
@@ -71,6 +100,63 @@ class ChannelsRun(ChannelScenario):
 
     calm_s = 7.0
     """Shorter than in the other scenarios: no move has to end in it."""
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self._naps: dict[str, Nap] = {}
+        """Subscribers that sleep, by their server."""
+        super().__init__(seed, rules, trace)
+
+    def faults_began(self) -> None:
+        """In some runs subscribers sleep while their servers are out of the ring."""
+        super().faults_began()
+        if not self.network.options.peaceful and self.world.rng("naps").random() < NAPS:
+            self._nap()
+
+    def _nap(self) -> None:
+        """A server does not renew its lease for a while, and a client that has subscribed there alone sleeps."""
+        if not self.faults.active:
+            return
+        rng = self.world.rng("naps")
+        self.world.after(rng.expovariate(1 / NAP_EVERY_S), self._nap)
+        sleepers = [
+            (app, core)
+            for app in self.apps
+            for core in (sub.core for sub in app.subs)
+            if core is not None and core.undivided and self.book.entry(core.name) is not None
+        ]
+        if sleepers:
+            sleeper, core = rng.choice(sleepers)
+            (server,) = core.sites
+            talker = rng.choice([app for app in self.apps if app is not sleeper])
+            self._naps[server] = Nap(core.text, sleeper, talker)
+            self.coordinator.mute_leases(f"agent-{server}", self.world.now + rng.uniform(*LAPSE_S))
+            self.faults.pause(sleeper.node, (NAP_S_MAX, NAP_S_MAX))
+
+    def members_changed(self, left: list[str], joined: list[str]) -> None:
+        """A new client publishes on the channel of a sleeping subscriber while its server is out of the ring, and again
+        when the server is back. Then the subscriber wakes."""
+        rng = self.world.rng("naps")
+        for nap in [self._naps[server] for server in left if server in self._naps]:
+            self.exercised["nap"] += 1
+            nap.others += self.book.placement(nap.channel.encode()).servers
+            self.faults.crash(nap.talker.node)
+            self.world.after(TALKER_DOWN_S, nap.talker.node.restart)
+            for _ in range(3):
+                self._talk(nap)
+        for nap in [self._naps.pop(server) for server in joined if server in self._naps]:
+            self._talk(nap)
+            self.world.after(rng.uniform(*NAP_AFTER_S), nap.sleeper.node.resume)
+            if rng.random() < AGENTS_DIE:
+                for server in nap.others:
+                    self.faults.crash(self.network.nodes[f"agent-{server}"])
+
+    def _talk(self, nap: Nap) -> None:
+        rng = self.world.rng("naps")
+        self.world.after(rng.uniform(*TALK_S), self._burst, nap, rng.randint(1, 3))
+
+    def _burst(self, nap: Nap, count: int) -> None:
+        if nap.talker.started and nap.talker.node.up:
+            nap.talker.process.call(nap.talker.burst, nap.channel, count)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:

@@ -135,6 +135,9 @@ class ChannelScenario(Scenario):
         """The channels to which applications subscribe."""
         return self.channels + self.quiet_channels
 
+    def members_changed(self, left: list[str], joined: list[str]) -> None:
+        """A new ring was written; these servers left it and joined it."""
+
     def entry_written(self, entry: Entry) -> None:
         """A new entry was written to the coordinator."""
 
@@ -287,10 +290,13 @@ class ChannelScenario(Scenario):
                 app.ring_changed()
             if self.faults.active and self.world.rng("ring").random() < self.ring_death:
                 self._crash_agent(self.world.rng("ring").choice(self.names), "ring")
-        self.exercised["server left ring"] += len(before - self.history.members)
-        for server in sorted(before - self.history.members):
+        left = sorted(before - self.history.members)
+        joined = sorted(self.history.members - before) if before else []
+        self.exercised["server left ring"] += len(left)
+        self.exercised["server joined ring"] += len(joined)
+        for server in left:
             self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))
-        self.exercised["server joined ring"] += len(self.history.members - before) if before else 0
+        self.members_changed(left, joined)
         self.world.note("ring", self.book.ring.version, self.book.ring.ids)
 
     def _entry_written(self, data: bytes) -> None:

@@ -27,7 +27,7 @@ from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions", "unbroken")
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions")
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -45,6 +45,7 @@ CORNERS: Final = {
     "partition": "partition",
     "move": "move",
     "mark deleted": "mark deleted",
+    "connection lost with commands on their way": "late writer",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -64,6 +65,13 @@ AGENT_DELAY_S: Final = (0.000_1, 0.005)
 """Delay between an agent and its server on another machine."""
 LATE: Final = 0.5
 """Share of the lost connections whose last commands arrive late."""
+LATE_WRITERS: Final = 0.3
+LATE_WRITER_EVERY_S: Final = 3.0
+LATE_WRITER_S: Final = (0.05, 0.6)
+"""In the share `LATE_WRITERS` of the runs with faults, agents lose their connections while commands to their own
+servers are on the way: about every `LATE_WRITER_EVERY_S`, when nothing has arrived for `LATE_WRITER_S`. What is not
+lost arrives up to `LATE_COMMANDS_S` later."""
+LATE_COMMANDS_S: Final = (0.1, 1.5)
 
 END_S: Final = 5.0
 """Duration of each step of the last act (`_end`)."""
@@ -103,6 +111,27 @@ class RecordingRun(MovesRun):
             return options
         delay_s = rng.choice((options.delay_local_s, AGENT_DELAY_S))
         return replace(options, late_probability=LATE, delay_local_s=delay_s)
+
+    def faults_began(self) -> None:
+        """In some runs agents also lose connections while they write records."""
+        super().faults_began()
+        if not self.network.options.peaceful and self.world.rng("late writer").random() < LATE_WRITERS:
+            self._late_writer()
+
+    def _late_writer(self) -> None:
+        """The commands of an agent to its own server are delayed, and then the agent loses the connection. It opens
+        another one while they may still arrive."""
+        if not self.faults.active:
+            return
+        rng = self.world.rng("late writer")
+        name = rng.choice(self.names)
+        duration_s = rng.uniform(*LATE_WRITER_S)
+        for end in self.network.ends(name):
+            if end.peer.node.name == f"agent-{name}":
+                self.exercised["late writer"] += 1
+                self.network.stall(end, duration_s + rng.uniform(*LATE_COMMANDS_S), one_way=True)
+                self.world.after(duration_s, self.network.reset, end)
+        self.world.after(rng.expovariate(1 / LATE_WRITER_EVERY_S), self._late_writer)
 
     def _unmark(self) -> None:
         self.exercised["mark deleted"] += 1
