@@ -603,6 +603,39 @@ def test_too_much_before_the_answer_is_asked_for_later() -> None:
     assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
 
 
+def test_a_copy_of_what_had_no_room_is_not_taken_when_there_is_room() -> None:
+    """The true message was dropped, and its publisher is asked. Its copy is the next plain message of the stream."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in range(3, 8):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    for _ in range(2):
+        scene.copy(7, payload=b"altered")
+    assert scene.takes(sub) == []
+    scene.advance(0.1)
+    scene.resend(7)
+    scene.copy(8)
+    assert scene.takes(sub) == [b"7", b"8"]
+
+
+def test_a_copy_of_a_later_message_that_had_no_room_is_not_taken_either() -> None:
+    """It was dropped behind a hole, so only its claim is known."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in (3, 4, 5, 6, 9):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    scene.copy(7)
+    scene.copy(8)
+    for _ in range(2):
+        scene.copy(9, payload=b"altered")
+    assert scene.takes(sub) == [b"7", b"8"]
+    scene.advance(0.1)
+    scene.resend(9)
+    assert scene.takes(sub) == [b"9"]
+
+
 def test_a_stream_of_which_nothing_is_true_is_never_in_doubt() -> None:
     scene = Scene(("s1", "s2"))
     scene.router.entry(_entry("s1", "s2"), scene.now)

@@ -237,7 +237,8 @@ class StreamIn:
 
     def drop(self, number: int, origin: Origin | None) -> None:
         """There is no room for a message: it is known to exist, and its publisher will be asked for it. A run of such
-        messages is barred as a whole, because there may be more than claims."""
+        messages is barred as a whole, because there may be more than claims. Copies of it need a closer look."""
+        self.take_lane("", 0)
         if origin is not None and number == max(self.next, self.barred.get(origin.server, 0) + 1):
             self.barred[origin.server] = number
         self.claim(number, origin)

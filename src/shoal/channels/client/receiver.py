@@ -129,10 +129,11 @@ class Receiver:
         if known is None and not lapsed:
             stream.born(sequence, origin)
         stream.server = server
-        if not resent and stream.next == sequence > stream.barred.get(server, 0):
+        expected = stream.next == sequence and not resent
+        self.take(sub, chan, stream, sequence, message, origin, now)
+        if expected and stream.next > sequence and not stream.has_hole():
             word, *_ = WORDS.unpack_from(blob)
             stream.take_lane(server if is_plain(word) else "", word)
-        self.take(sub, chan, stream, sequence, message, origin, now)
 
     def _foreign(self, sub: SubscriptionCore, chan: ChannelIn, blob: bytes) -> None:
         """A message of a plain Redis client. It cannot be sent again, so if it does not fit it is a gap."""
