@@ -25,10 +25,13 @@ def message(sequence: int, payload: bytes = b"", version: int = 1) -> bytes:
     return tagged(blob, lane_state(KEY.lane("s1", TILE)))
 
 
-def moving() -> DispatchDriver:
-    """The agent of s1, from which the channel moves to s2: its messages are forwarded there."""
+def moving(told: bool = True) -> DispatchDriver:
+    """The agent of s1, from which the channel moves to s2: its messages are forwarded there. The publisher has
+    told that it begins."""
     driver = DispatchDriver(secrets=SECRETS)
     driver.serve()
+    if told:
+        driver.tell(control.Hello(9, TILE, False, False, 0, 3, STREAM, 0))
     old, new = (Placement(version, Mode.SINGLE, (server,)) for version, server in ((1, "s1"), (2, "s2")))
     driver.enter(entry_of(TILE, Phase.SWITCH, 2, new, old))
     driver.taken("s2")
@@ -110,6 +113,33 @@ def test_a_copy_is_not_forwarded_because_its_payload_may_differ() -> None:
     assert not driver.core.scanner.refutes
 
 
+def test_what_comes_before_the_word_of_its_publisher_waits_for_it() -> None:
+    """The agent was away when 1 and 2 were published, so it has not heard the true 2. It has heard the true 3 first."""
+    driver = moving(told=False)
+    driver.core.mark(TILE, True)
+    recorded: list[bytes] = []
+    driver.core.recorder.heard = (  # type: ignore[method-assign]
+        lambda channel, blob, fresh, now: recorded.append(blob) if fresh else None
+    )
+    for number, payload in ((2, b"altered"), (3, b"true"), (3, b"altered")):
+        driver.hear(TILE, message(number, payload))
+    assert (forwarded(driver), recorded) == ([], [])
+    driver.tell(control.Present(driver.core.incarnation, 1, 0, 1, [], [], [(TILE, STREAM, 2)]))
+    driver.hear(TILE, message(4, b"true"))
+    speech = [blob for blob in forwarded(driver) if not blob[2] & BEACON]
+    assert [(HEADER.unpack_from(blob)[4], blob[-4:]) for blob in speech] == [(3, b"true"), (4, b"true")]
+    assert recorded == [message(3, b"true"), message(4, b"true")]
+
+
+def test_what_a_dead_publisher_may_have_published_is_forgotten_with_the_incarnation() -> None:
+    driver = moving(told=False)
+    driver.hear(TILE, message(2, b"altered"))
+    driver.core.lost(driver.now)
+    driver.serve("run two")
+    driver.tell(control.Hello(9, TILE, False, False, 0, 3, STREAM, 0))
+    assert [blob for blob in forwarded(driver) if not blob[2] & BEACON] == []
+
+
 def test_foreign_messages_are_forwarded_without_a_tag() -> None:
     driver = moving()
     driver.hear(TILE, b"plain")
@@ -130,12 +160,15 @@ def test_false_messages_come_no_faster_than_the_pause_allows() -> None:
     assert 8 <= len(times) <= 11
 
 
-def test_the_recorder_takes_authentic_messages_only() -> None:
+def test_the_recorder_takes_authentic_messages_only_and_each_once() -> None:
     driver = moving()
     driver.core.mark(TILE, True)
     heard: list[bytes] = []
-    driver.core.recorder.heard = lambda channel, blob, now: heard.append(blob)  # type: ignore[method-assign]
+    driver.core.recorder.heard = (  # type: ignore[method-assign]
+        lambda channel, blob, fresh, now: heard.append(blob) if fresh else None
+    )
     driver.hear(TILE, message(1))
+    driver.hear(TILE, message(1, b"altered"))
     driver.hear(TILE, HEADER.pack(envelope.MAGIC, 0, 1, STREAM, 2, 5))
     driver.hear(TILE, b"plain")
     assert heard == [message(1), b"plain"]

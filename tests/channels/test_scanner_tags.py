@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.channels.observed import observed
 
-from shoal.channels.telemetry.lane_check import COPY, FALSE, FRESH
+from shoal.channels.telemetry.lane_check import COPY, FALSE, FRESH, UNTOLD
 from shoal.channels.telemetry.scanner import OVERFLOW_MAX, Scanner
 from shoal.channels.telemetry.tables import CLIENT_STREAMS_MAX, REFUTED_MAX, SECRETS_MAX, TableLimits
 from shoal.wire import envelope
@@ -183,9 +183,24 @@ def test_a_watched_message_tells_whether_it_is_authentic_and_new() -> None:
     first, second = signed(message(1)), signed(message(2, FORWARDED))
     beacon = signed(message(1, BEACON, body=bytes(8)))
     unknown = signed(message(3, UNKNOWN_FLAGS & -UNKNOWN_FLAGS))
-    found = standings(scanner(), first, second, first + b"altered", message(3), beacon, b"foreign", unknown)
+    here = scanner()
+    assert standings(here, first, second) == [UNTOLD, UNTOLD]
+    here.set_stream(TILE, STREAM, 0)
+    found = standings(here, first, second, first + b"altered", message(3), beacon, b"foreign", unknown)
     assert found == [FRESH, FRESH, COPY, FALSE, FRESH, FRESH, FRESH]
     assert standings(scanner(), message(3, UNKNOWN_FLAGS), message(3, BEACON)) == [FALSE, FALSE]
+
+
+def test_a_number_is_a_copy_if_its_publisher_or_an_earlier_message_has_told_it() -> None:
+    """What beacons and forwarded messages say does not count: the publisher may be behind on this server."""
+    here = scanner()
+    here.set_stream(TILE, STREAM, 3)
+    later = signed(message(9, BEACON, body=bytes(8))), signed(message(9, FORWARDED))
+    blobs = signed(message(3)), signed(message(5)), *later, signed(message(4)), signed(message(6))
+    assert standings(here, *blobs) == [COPY, FRESH, FRESH, FRESH, COPY, FRESH]
+    here.set_stream(TILE, STREAM, 8)
+    here.set_stream(TILE, STREAM, 1)
+    assert standings(here, signed(message(8)), signed(message(9))) == [COPY, FRESH]
 
 
 def test_without_secrets_everything_is_taken_as_it_comes() -> None:

@@ -12,7 +12,6 @@ CATCHING = {
     "record_once": (0,),
     "record_absence": (100,),
     "record_loss": (6, 8, 9),
-    "record_alone": (33,),
     "deletions": (0,),
 }
 """Seeds that are known to catch each broken rule; if none does any more, others are tried. No seed below 400 is known

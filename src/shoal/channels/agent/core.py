@@ -30,9 +30,10 @@ from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory
+from shoal.channels.agent.untold_messages import UntoldMessages
 from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
-from shoal.channels.telemetry.lane_check import FALSE
+from shoal.channels.telemetry.lane_check import COPY, FALSE, FRESH, UNTOLD
 from shoal.channels.telemetry.scanner import Refuted, Scanner
 from shoal.channels.telemetry.tables import REFUTED_MAX, SECRETS_MAX
 from shoal.channels.timers import Timers, patience
@@ -47,6 +48,8 @@ from shoal.wire.envelope import (
     AGENT_CHANNEL,
     CLIENT_ID_BITS,
     ENDED,
+    FORWARDED,
+    HEADER,
     HEARTBEAT_CHANNEL,
     RESERVED_PREFIX,
     client_of,
@@ -57,6 +60,7 @@ from shoal.wire.identity import AgentSecret, enrolment_inbox, enrolment_seal
 
 OWNERS: Final = rule("owners", "An agent takes claims about a stream only from the client whose id is in it.")
 TAGS: Final = rule("tags", "An agent takes the number of a message only if its publisher has tagged it.")
+TOLD: Final = rule("told", "An agent takes the messages of a stream when its publisher has told how far it had come.")
 REFUTE: Final = rule("refute", "An agent names the messages with a false tag in its next heartbeat.")
 
 CONTROL_1: Final = "control messages of format 1"
@@ -134,6 +138,7 @@ class AgentCore:
         self._resync = Resync()
         self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
+        self._untold = UntoldMessages()
         self._heard = 0
         self._refuted: dict[tuple[bytes, int, int, int], float] = {}
         self._heartbeat_at = -math.inf
@@ -201,6 +206,7 @@ class AgentCore:
         name = f"{run_id} {self.instance} {self._incarnations}"
         self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
         self.register.clear()
+        self._untold = UntoldMessages()
         self.dispatcher.incarnation_began()
 
     def lost(self, now: float) -> None:
@@ -271,9 +277,27 @@ class AgentCore:
         elif push[2] == HEARTBEAT_CHANNEL:
             self._heard_back(push[3])
         elif not push[2].startswith(RESERVED_PREFIX):
-            if self.recorder.active and standing != FALSE:
-                self.recorder.heard(push[2], push[3], now)
-            self.dispatcher.heard(push[2], push[3], standing, now)
+            self._published(push[2], push[3], standing, now)
+
+    def _published(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
+        """A message on a watched channel. What may be a copy is not recorded and not forwarded. Forwarded messages of a
+        publisher that is not on this server are left to the record of the server where it is."""
+        if standing == UNTOLD:
+            _, flags, _, _, _, _ = HEADER.unpack_from(blob)
+            standing = COPY if TOLD in self._rules else FRESH
+            if standing == COPY and not flags & FORWARDED:
+                self._untold.add(channel, blob)
+        if self.recorder.active and standing != FALSE:
+            self.recorder.heard(channel, blob, standing == FRESH, now)
+        self.dispatcher.heard(channel, blob, standing, now)
+
+    def _told(self, channel: bytes, stream: int, last: int) -> None:
+        """A publisher has told how far its stream has come: what waited for that is taken."""
+        for blob, standing in self._untold.take(channel, stream, last):
+            self._published(channel, blob, standing, self._now)
+        dropped = self._untold.take_dropped(channel, stream)
+        if dropped and self.recorder.active:
+            self.recorder.evidence(channel, stream, dropped, True, self._now)
 
     def _heard_back(self, data: bytes) -> None:
         """A message on the heartbeat channel: an own heartbeat that has come back, or another client's noise."""
@@ -578,6 +602,7 @@ class AgentCore:
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
                 self.recorder.evidence(channel, stream, last, True, self._now)
+            self._told(channel, stream, last)
             if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
         if present.part + 1 >= present.parts:
@@ -637,6 +662,7 @@ class AgentCore:
             self.dispatcher.came(hello.name, hello.stream, self._now)
             if self.recorder.active:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
+            self._told(hello.name, hello.stream, hello.last)
         else:
             self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:

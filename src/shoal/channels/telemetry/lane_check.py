@@ -21,6 +21,7 @@ from shoal.channels.telemetry.tables import (
     NO_ROOM,
     REFUSED,
     REFUTED_MAX,
+    UNTOLD_LAST,
     Tables,
     enter_stream,
     find_stream,
@@ -46,8 +47,11 @@ from shoal.wire.raw_bytes import Bytes, Records, kernel, load_u64, part
 FALSE: Final = 0
 COPY: Final = 1
 FRESH: Final = 2
-"""The standing of a message: its tag is false; it is authentic, but not above what was heard of its stream; it is new.
-Messages of a server without secrets, and foreign ones, are taken as they come: `FRESH`."""
+UNTOLD: Final = 3
+"""The standing of a message. `FALSE`: its tag is false. `COPY`: it is authentic, but its number has been published here
+before, so its payload may be another one. `FRESH`: it is authentic and new. `UNTOLD`: authentic, but its publisher has
+not told yet how far the stream had come when the agent began to listen, so it is new or a copy. Beacons, foreign
+messages, and all those on a server without secrets are taken as they come: `FRESH`."""
 
 UNKNOWN_LANE: Final = -10
 """The key of the message's publisher is not known yet."""
@@ -58,6 +62,7 @@ _STREAM_AT: Final = 8
 _SEQUENCE_AT: Final = 16
 _SETTLED_BYTES: Final = 8
 _ENDED: Final = np.uint64(ENDED)
+_UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 _EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
 _HALF: Final = np.uint64(32)
 _CLIENT: Final = label_words(b"client")
@@ -211,11 +216,18 @@ def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: 
     if head.secrets and not known:
         record.k0, record.k1 = np.uint64(cursor.k0), np.uint64(cursor.k1)
         record.k2, record.k3 = np.uint64(cursor.k2), np.uint64(cursor.k3)
-    fresh = sequence > record.last & ~_ENDED or (flags & BEACON) != 0
+    standing = FRESH
+    if head.secrets and not flags & BEACON:
+        if record.above == _UNTOLD_LAST:
+            standing = UNTOLD
+        elif sequence <= record.above:
+            standing = COPY
+        elif not flags & FORWARDED:
+            record.above = sequence
     if flags & BEACON and flags & FINAL:
         sequence |= _ENDED
     raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0)
-    return FRESH if fresh or not head.secrets else COPY
+    return standing
 
 
 @part

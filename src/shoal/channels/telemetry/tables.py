@@ -54,6 +54,8 @@ CLIENT_STREAMS_MAX: Final = 16
 REFUTED_MAX: Final = 256
 """Messages with a false tag that are listed until the next heartbeat. Of others only the channel is told."""
 
+UNTOLD_LAST: Final = 2**64 - 1
+
 SECRETS_MAX: Final = 8
 """Generations of the agents' secret that are valid at the same time."""
 SERVER_NAME_BYTES_MAX: Final = 255
@@ -93,6 +95,9 @@ STREAM: Final = np.dtype(
         ("next", np.int32),
         ("second", np.int32),
         ("unit", np.int32),
+        # the number above which a message has not been published here before; `UNTOLD_LAST` if its publisher has not
+        # told how far it had come when the agent began to listen
+        ("above", np.uint64),
         # the prepared state of its publisher's key, see `lane_check`; zero before the first message
         *((name, np.uint64) for name in ("k0", "k1", "k2", "k3")),
     ],
@@ -140,6 +145,7 @@ _INDEX: Final = np.uint64(0x00000000FFFFFFFF)
 _ONE: Final = np.uint64(1)
 _EMPTY: Final = np.uint64(0)
 _EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
+_UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 
 Slots: TypeAlias = npt.NDArray[np.uint64]
 Indexes: TypeAlias = npt.NDArray[np.int32]
@@ -147,7 +153,7 @@ Indexes: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 82 bytes (stream)."""
+    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 90 bytes (stream)."""
 
     channels_max: int = 1_000_000
     streams_max: int = 4_000_000
@@ -401,6 +407,7 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record = tables.streams[index]
     record.stream = stream
     record.last = 0
+    record.above = _UNTOLD_LAST
     record.channel = channel
     record.next = owner.first_stream
     record.second = head.second
@@ -428,13 +435,15 @@ def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool)
 
 @kernel
 def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: np.uint64) -> int:
-    """Raises the last sequence number of a stream on a channel and adds both if they are new; results as of
-    `enter_stream`."""
+    """Raises the last sequence number of a stream on a channel, as its publisher has told it, and adds both if they are
+    new; results as of `enter_stream`."""
     channel = enter_channel(tables, name, 0, size)
     if channel < 0:
         return channel
     index = enter_stream(tables, channel, stream)
     if index >= 0:
+        record = tables.streams[index]
+        record.above = last if record.above == _UNTOLD_LAST else max(record.above, last)
         raise_last(tables, index, last, False)
     return index
 

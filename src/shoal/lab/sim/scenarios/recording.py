@@ -14,12 +14,11 @@ from typing import Final, NamedTuple
 
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.history import Published, number_in
+from shoal.lab.sim.history import History, Published, number_in
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
-from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.lab.sim.world.fault_options import FaultOptions
@@ -28,7 +27,7 @@ from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions", "unbroken")
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions", "unbroken", "told")
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -198,7 +197,7 @@ class _RecordCheck:
 
     def __init__(
         self,
-        history: ChannelRunHistory,
+        history: History,
         channel: str,
         verdict: Verdict,
         unknown_until: float,
@@ -258,27 +257,13 @@ class _RecordCheck:
         published = self._history.messages.get(number_in(payload))
         publisher = client_of(said.stream)
         if published is None or (published.publisher, published.sequence) != (publisher, said.sequence):
-            if self._is_old_copy(payload):
-                self._verdict.seen["altered copy recorded"] += 1
-            elif not payload.startswith(FOREIGN):
+            if not payload.startswith(FOREIGN):
                 self._verdict.violate("invented", f"the record of {self._channel} has {payload[:20]!r}")
             return
         self._heard[publisher].add(said.sequence)
         if self._unmarked_from is not None and published.called_at > self._unmarked_from:
             what = f"{said.sequence} of {publisher:x} at t={published.called_at:.3f}"
             self._verdict.violate("recorded unmarked", f"the record of {self._channel} has {what}")
-
-    def _is_old_copy(self, payload: bytes) -> bool:
-        """Whether a payload is that of an altered copy whose true message the agent may not have heard: its connection
-        has ended between them."""
-        lie = self._history.lies.get(payload)
-        if lie is None or not lie.altered:
-            return False
-        began_at = min(m.called_at for m in self._history.of(lie.channel, lie.publisher) if m.sequence == lie.sequence)
-        return any(
-            (server, client) == (lie.server, None) and began_at <= ended_at <= lie.sent_at
-            for server, client, ended_at in self._history.links_ended
-        )
 
     def _look_for(self, message: Published) -> None:
         """Checks that one of these holds: a message is in a record or in a gap, or between two numbers of a record; or
