@@ -32,6 +32,9 @@ CHUNK_BYTES: Final = 1 << 18
 PACES_QUIET: Final = 2.0
 """A stream with a steady pace counts as quiet after this many paces without a message."""
 
+BEGUN_MAX: Final = 4096
+"""Streams whose channel a publisher remembers. It does not answer questions about older ones that have ended."""
+
 
 class Publisher:
     """All outgoing channels of one router. `pending_*` counts unconfirmed messages."""
@@ -42,6 +45,8 @@ class Publisher:
         self._bytes_max = context.limits.publish_buffer_bytes_max
         self._outs: dict[bytes, Outgoing] = {}
         self._epoch = 0
+        self._begun: dict[int, bytes] = {}
+        """The channels of the streams that began last, by epoch."""
         self.asked: dict[int, Lane] = {}
         self.pending_messages = 0
         self.pending_bytes = 0
@@ -110,6 +115,9 @@ class Publisher:
 
     def _open(self, channel: bytes, now: float) -> Outgoing:
         self._epoch += 1
+        self._begun[self._epoch] = channel
+        if len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
         stream = envelope.stream_id(self._context.client, self._epoch)
         out = self._outs[channel] = Outgoing(
             channel, stream, self._context.book.placement(channel), now, self._context.key
@@ -359,10 +367,11 @@ class Publisher:
 
     def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal, now: float) -> None:
         """A subscriber missed messages: sends it a page of them, on the server that it asked on. A stream that this
-        client has never begun has no messages."""
+        client has never begun on the channel has no messages."""
         out = self._outs.get(request.channel)
         if out is None or out.stream != request.stream or request.first > request.last:
-            if self._epoch < envelope.epoch_of(request.stream):
+            epoch = envelope.epoch_of(request.stream)
+            if self._epoch < epoch or self._begun.get(epoch, request.channel) != request.channel:
                 never = control.Healed(request.channel, request.stream, 0, 0, 0, request.first)
                 self._context.answer_peer(link, client, never, nonce)
             return
