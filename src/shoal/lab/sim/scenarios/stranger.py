@@ -105,6 +105,11 @@ class FalseSignature:
         """See `control.Seal`."""
         return bytes(SIGNATURE_BYTES)
 
+    @staticmethod
+    def is_on(head: control.Head, data: bytes) -> bool:
+        """Whether a message has this signature."""
+        return head.scheme == control.SIGNED_SCHEME and not any(data[control.HEAD_BYTES :][:SIGNATURE_BYTES])
+
 
 class Visit:
     """One connection to a server."""
@@ -113,6 +118,8 @@ class Visit:
         self.server = server
         self.reader = hiredis.Reader()
         self.answers = 0
+        self.silent = True
+        """Whether the agent has sent no heartbeat."""
         self.enrolment: Enrolment | None = None
 
 
@@ -226,8 +233,13 @@ class Stranger:
         return blob[:HEADER_BYTES] + payload
 
     def _leave(self, end: LinkEnd) -> None:
+        """Moves on. Where an agent has fallen silent a hostile one stays: there its heartbeats are not contradicted."""
         end.close()
-        self._connect()
+        visit = self._visit
+        if self.hostile and visit is not None and visit.silent and (visit.server, control.Heartbeat) in self._heard:
+            self.network.connect(self.node, visit.server, self)
+        else:
+            self._connect()
 
     def failed(self, reason: str) -> None:
         """Tries another server."""
@@ -266,8 +278,10 @@ class Stranger:
         if head is None or head.scheme == control.NO_SCHEME:
             return []
         kind = control.kind_of(head)
-        if kind in REPEATED:
+        if kind in REPEATED and not FalseSignature.is_on(head, data):
             heard = self._heard.setdefault((visit.server, kind), {})
+            if kind is control.Heartbeat and data not in heard:
+                visit.silent = False
             heard[data] = channel
             if len(heard) > REMEMBERED:
                 del heard[next(iter(heard))]
