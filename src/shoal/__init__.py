@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from shoal.bus import Bus, BusStatistics, Subscription, connect
     from shoal.errors import ShoalError
     from shoal.limits import Limits
-    from shoal.message import Gap, Message
+    from shoal.message import Gap, Message, Retraction
 
 __all__ = [
     "Bus",
@@ -31,6 +31,7 @@ __all__ = [
     "Gap",
     "Limits",
     "Message",
+    "Retraction",
     "ShoalError",
     "Subscription",
     "__version__",
@@ -44,6 +45,7 @@ _HOMES: Final = {
     "Gap": "shoal.message",
     "Limits": "shoal.limits",
     "Message": "shoal.message",
+    "Retraction": "shoal.message",
     "ShoalError": "shoal.errors",
     "Subscription": "shoal.bus",
     "connect": "shoal.bus",

@@ -7,7 +7,9 @@
     │   ├── ServerTooOldError               the server lacks a required feature
     │   ├── UnreachableError                no server of a channel can be used
     │   ├── TlsError                        no trusted TLS connection: files, certificates, or a side without TLS
-    │   └── ClusterNotFoundError            no cluster at this address
+    │   ├── ClusterNotFoundError            no cluster at this address
+    │   ├── EnrolmentError                  no agent gave this client an id
+    │   └── IdentityExpiredError            the agents no longer know this client's key
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
     │   ├── ChannelNameError                not a valid channel name
@@ -100,6 +102,14 @@ class UnreachableError(ConnectError):
 
 class ClusterNotFoundError(ConnectError):
     """No cluster runs at the given address or in the given state directory."""
+
+
+class EnrolmentError(ConnectError, TimeoutError):
+    """No agent of the cluster gave this client an id and a key within `enrol_timeout_s`."""
+
+
+class IdentityExpiredError(ConnectError):
+    """The agents no longer know the key of this bus: their secret was replaced while it was away."""
 
 
 class PublishError(ShoalError):

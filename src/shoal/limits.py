@@ -172,6 +172,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     resync_s: float = 1.0
     """How long a restarted agent collects answers (resync) before its register counts as complete."""
 
+    enrolments_per_s_max: int = 500
+    """New clients to which an agent gives an id and a key in a second. Further ones get no answer and ask again, at
+    another server.
+    """
+
     # -- Moves -----------------------------------------------------------------------------------------------
 
     prepare_timeout_s: float = 10.0
@@ -219,6 +224,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     reconnect_delay_s_max: float = 2.0
     """Longest delay between two reconnects."""
+
+    enrol_timeout_s: float = 30.0
+    """How long opening a bus waits for an agent to give it an id and a key. After that it raises EnrolmentError."""
 
     subscribe_timeout_s: float = 30.0
     """How long `subscribe` waits for the subscription to be in force. After that it raises SubscribeTimeoutError."""
@@ -324,6 +332,7 @@ PUBLIC: Final = frozenset(
         "recorded_total_bytes_max",
         "unreachable_s",
         "connect_timeout_s",
+        "enrol_timeout_s",
         "subscribe_timeout_s",
         "drain_timeout_s",
     }

@@ -1,6 +1,6 @@
-"""Values that applications receive: messages, and gaps where messages are missing.
+"""Values that applications receive: messages, gaps where messages are missing, and retractions of false messages.
 
-Owns the two types that a subscription yields. It does not depend on servers, plans or the wire format.
+Owns the types that a subscription yields. It does not depend on servers, plans or the wire format.
 """
 
 from __future__ import annotations
@@ -56,4 +56,17 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
         return None if self.last is None else self.last - self.first + 1
 
 
-Item: TypeAlias = Message | Gap
+class Retraction(msgspec.Struct, frozen=True, gc=False):
+    """A message that was delivered is false: another client has published it under this publisher's name.
+
+    It names the message by channel, publisher and sequence number. If the publisher has published a message with this
+    number, that one follows, perhaps after later ones.
+    """
+
+    channel: str
+    publisher: int
+    sequence: int
+    pattern: str | None = None
+
+
+Item: TypeAlias = Message | Gap | Retraction

@@ -19,8 +19,9 @@ MAY_IMPORT = {
 """The other parts that each part may import. Modules beside them (`states`, `timers` ...) are free for all."""
 
 
-CLIENT_NAMES = {"router", "subscription", "context", "inbox"}
-"""The modules of the client's part that shells use: `Router`, `SubscriptionCore`, effects and counters, statistics."""
+CLIENT_NAMES = {"router", "subscription", "context", "inbox", "enrolment"}
+"""The modules of the client's part that shells use: `Router`, `SubscriptionCore`, effects and counters, statistics, and
+`Enrolment`, which comes before a router."""
 
 
 def imported_parts(part: str) -> set[str]:

@@ -21,6 +21,7 @@ from tests.support.core_driver import (
 
 from shoal.channels.client.context import Confirmed, PublishRefused
 from shoal.channels.client.outgoing_stream import MARKS_MAX, Outgoing
+from shoal.channels.client.publisher import BEGUN_MAX
 from shoal.channels.states import LaneState
 from shoal.errors import PublishError
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -463,6 +464,26 @@ def test_a_request_that_makes_no_sense_gets_no_messages(stream: int | None, firs
     driver.tell("s1", control.Heal(TILE, out.stream if stream is None else stream, first, last))
     driver.tell("s1", control.Heal(b"elsewhere", out.stream, 1, 2))
     assert driver.told("s1", OTHER, control.Resend) == []
+
+
+def test_a_publisher_says_that_it_never_began_a_stream_on_a_channel() -> None:
+    """Another client may have claimed it; a subscriber must not wait and report a gap."""
+    driver = RouterDriver()
+    out = driver.publish(TILE, b"1")
+    driver.publish(b"other", b"1")
+    never = out.stream + 7
+    for channel, stream in ((b"other", out.stream), (TILE, out.stream + 1), (TILE, never), (b"empty", never)):
+        driver.tell("s1", control.Heal(channel, stream, 1, 2))
+        assert driver.told("s1", OTHER, control.Healed) == [control.Healed(channel, stream, 0, 0, 0, 1)]
+
+
+def test_a_publisher_does_not_answer_for_a_stream_that_it_no_longer_remembers() -> None:
+    driver = RouterDriver()
+    out = driver.publish(TILE, b"1")
+    for number in range(BEGUN_MAX):
+        driver.publish(b"%d" % number, b"1")
+    driver.tell("s1", control.Heal(b"0", out.stream, 1, 2))
+    assert driver.told("s1", OTHER, control.Healed) == []
 
 
 @settings(max_examples=50)

@@ -210,9 +210,9 @@ def test_a_stop_sees_the_sequences_of_exactly_what_came_before_it() -> None:
 
 def test_a_null_reply_is_not_the_end_of_the_bytes() -> None:
     assert scan_all(Scanner(FRAME_BYTES_MAX), [b"_\r\n$-1\r\n:1\r\n"]) == [
-        (None, False),
-        (None, False),
-        (1, False),
+        Frame(None, False),
+        Frame(None, False),
+        Frame(1, False),
     ]
 
 
@@ -426,7 +426,7 @@ def test_a_broken_connection_stays_broken_until_reset_and_the_tables_survive_it(
     scanner.reset()
     assert scan_all(scanner, [observed(b"t", envelope(1, 2)) + b"*2\r\n:1\r\n"]) == []
     scanner.reset()
-    assert scan_all(scanner, [observed(b"t", envelope(1, 3)) + b"+OK\r\n"]) == [(b"OK", False)]
+    assert scan_all(scanner, [observed(b"t", envelope(1, 3)) + b"+OK\r\n"]) == [Frame(b"OK", False)]
     assert scanner.streams(b"t").streams == [(1, 3)]
 
 

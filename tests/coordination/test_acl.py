@@ -24,6 +24,7 @@ USERS: dict[str, list[str]] = {
     "agent": acl_rules("agent"),
     "agent-7": acl_rules("agent", server_id="7"),
     "agent-7-on-6.2": acl_rules("agent", server_id="7", server_version=(6, 2)),
+    **{f"{role}-on-6.2": acl_rules(role, server_version=(6, 2)) for role in ("client", "reader", "pipeline")},
     "admin": acl_rules("admin"),
     "default": list(DEFAULT_USER_RULES),
 }
@@ -106,6 +107,43 @@ class TestWhatARoleCanDo:
             await membership.leave()
             await coordinator.release(lease)
             assert await coordinator.lease_of("servers/7") is None
+
+    @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
+    async def test_agents_read_and_watch_their_secret(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        version = await admin.put("secrets/agents/1", b"1")
+        async with await connect(server, user) as coordinator:
+            assert await coordinator.list("secrets/agents/") == {"secrets/agents/1": Versioned(b"1", version)}
+            follower = Follower(coordinator, "secrets/agents/")
+            await follower.until({"secrets/agents/1": b"1"})
+            await admin.put("secrets/agents/2", b"2")
+            await follower.until({"secrets/agents/1": b"1", "secrets/agents/2": b"2"})
+            await follower.stop()
+
+    @pytest.mark.parametrize("user", ["agent", "agent-7"])
+    async def test_agents_cannot_write_their_secret(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        await admin.put("secrets/agents/1", b"1")
+        async with await connect(server, user) as coordinator:
+            with pytest.raises(CoordinatorError):
+                await coordinator.put("secrets/agents/1", b"another")
+            with pytest.raises(CoordinatorError):
+                await coordinator.delete("secrets/agents/1")
+
+    @pytest.mark.parametrize(
+        "user", ["client", "reader", "pipeline", "client-on-6.2", "reader-on-6.2", "pipeline-on-6.2"]
+    )
+    async def test_nobody_else_can_read_it(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        await admin.put("secrets/agents/1", b"1")
+        async with await connect(server, user) as coordinator:
+            with pytest.raises(CoordinatorError):
+                await coordinator.get("secrets/agents/1")
+            with pytest.raises(CoordinatorError):
+                await coordinator.list("secrets/")
+        with as_user(server, user) as raw:
+            for command in ("GET shoal:secrets/agents/1", "MGET shoal:plan/key shoal:secrets/agents/1"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    raw.execute_command(*command.split())
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                raw.execute_command("ZRANGEBYLEX", "shoal:@index/secrets", "-", "+")
 
     def test_the_pipeline_hands_load_windows_over_and_the_balancer_reads_them(self, server: RedisServer) -> None:
         with as_user(server, "pipeline") as pipeline, as_user(server, "admin") as admin:
@@ -222,9 +260,9 @@ class TestWhatARoleCannotDo:
             for attempt in (
                 coordinator.acquire("plan/keeper", "thief", 60.0),
                 coordinator.join("balancers", "thief", b"", 60.0),
-                coordinator.get("secrets/x"),
-                coordinator.put("secrets/x", b""),
-                coordinator.list("secrets/"),
+                coordinator.get("private/x"),
+                coordinator.put("private/x", b""),
+                coordinator.list("private/"),
                 coordinator.barrier("move/1", "thief", 1).wait(1.0),
             ):
                 with pytest.raises(CoordinatorError, match="no permission"):

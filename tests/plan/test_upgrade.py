@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from random import Random
 from typing import Any
 
 import msgspec
@@ -22,14 +23,16 @@ from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import read_format, require_format
 from shoal.plan.move_request import MoveRequest, decode_request
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.ring import Members, Ring, ServerAddress
+from shoal.plan.ring import AgentKey, Members, Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
+from shoal.wire.identity import AgentSecret
 
 PRIVATE = bytes(range(32))
 SIGNER = Signer(PRIVATE)
 VERIFIER = Verifier(SIGNER.public)
 OLD, NEW = Placement(4, Mode.SINGLE, ("s1",)), Placement(7, Mode.ALL_PUBLISHERS, ("s1", "s2"))
+AGENT_KEYS = (AgentKey(1, b"s" * 32, b"x" * 32),)
 SERVERS = (("s1", "10.0.0.1", 7001), ("s2", "10.0.0.2", 7002))
 MOVING = (b"tile", NEW, Phase.SWITCH, (OLD,), 0, 9, True, ("s1",), 9)
 
@@ -84,7 +87,7 @@ def of_format_1() -> Coordinator:
 
 def keeping_on(coordinator: Any) -> KeeperShell:
     limits = Limits(server_lease_s=3.0)
-    return KeeperShell(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a")
+    return KeeperShell(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a", Random(1))
 
 
 async def upgrade(coordinator: Coordinator) -> None:
@@ -92,14 +95,14 @@ async def upgrade(coordinator: Coordinator) -> None:
         keys.KEEPER_LEASE, "a", 10.0, takeover=True
     )
     assert lease is not None
-    await upgrade_plan(coordinator, SIGNER, lease, 3000)  # type: ignore[arg-type]
+    await upgrade_plan(coordinator, SIGNER, lease, 3000, AGENT_KEYS)  # type: ignore[arg-type]
 
 
-def check_upgraded(coordinator: Coordinator) -> None:
+def check_upgraded(coordinator: Coordinator, agent_keys: tuple[AgentKey, ...] = AGENT_KEYS) -> None:
     assert coordinator.value(keys.FORMAT_KEY) == b"2"
     ring = VERIFIER.ring(coordinator.value(keys.RING_KEY))
     addresses = tuple(ServerAddress(*server) for server in SERVERS)
-    assert ring == Ring(6, addresses, (Members(("s1",)),), ("s2",), lease_ms=3000)
+    assert ring == Ring(6, addresses, (Members(("s1",)),), ("s2",), 1, 3000, agent_keys)
     assert set(coordinator.store.list(keys.ENTRIES_PREFIX)) == {keys.entry_key(b"tile")}
     assert VERIFIER.entry(coordinator.value(keys.entry_key(b"tile"))) == Entry(*MOVING)
     assert set(coordinator.store.list(keys.MOVES_PREFIX)) == {keys.move_key(b"tile")}
@@ -146,7 +149,8 @@ async def test_a_leader_upgrades_before_it_leads() -> None:
         assert not task.done()
         await asyncio.sleep(0)
     task.cancel()
-    check_upgraded(coordinator)
+    secret = AgentSecret(1, coordinator.value(keys.agent_secret_key(1)))
+    check_upgraded(coordinator, (AgentKey(1, secret.signing, secret.exchange),))
 
 
 async def test_a_leader_stops_at_a_newer_plan() -> None:

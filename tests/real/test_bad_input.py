@@ -272,7 +272,7 @@ async def test_forgeries_are_counted_and_change_no_plan(bus: shoal.Bus, other: s
         home = clients[ring.home(b"bad.forged")]
         for where, data in garbage(b"bad.forged", bus)["forged rings and entries"]:
             await home.publish(where, data)
-        await until(lambda: bus.statistics().counters["forged"] >= before["forged"] + 3)
+        await until(lambda: bus.statistics().counters["unauthentic"] >= before["unauthentic"] + 2)
         assert bus.ring == ring
         await other.publish("bad.forged", b"as before")
         assert isinstance(await messages.get(WAIT_S), Message)
@@ -281,7 +281,7 @@ async def test_forgeries_are_counted_and_change_no_plan(bus: shoal.Bus, other: s
 async def test_what_is_stale_is_counted_and_changes_no_plan(
     bus: shoal.Bus, other: shoal.Bus, state: ClusterState, signer: Signer
 ) -> None:
-    """Correctly signed, but older than the entry in use: a replay of an old entry."""
+    """Authentic and correctly signed, but older than the entry in use, as from an agent that is behind."""
     channel = b"bad.stale"
     async with bus.subscribe(channel) as messages, plain_clients(state, AGENT) as clients:
         ring = bus.ring
@@ -292,7 +292,10 @@ async def test_what_is_stale_is_counted_and_changes_no_plan(
 
         async def tell(entry: bytes, ring_data: bytes = b"") -> None:
             answer = answer_of(home, channel, version=9, entry=entry, ring=ring_data)
-            await clients[home].publish(inbox, control.encode(answer, bus.client_id, 1 << 60))
+            key = bus.shell.router._context.links[home].from_agent
+            assert key is not None
+            seal = control.KeySeal(control.CLIENT_SCHEME, 1, key)
+            await clients[home].publish(inbox, control.encode(answer, bus.client_id, 1 << 60, seal))
 
         before = bus.statistics().counters["stale_entries"]
         await tell(signer.entry(channel, Placement(8, Mode.SINGLE, (home,))))

@@ -112,7 +112,7 @@ class Crowd:
         async with self._subscriber.subscribe(channel) as messages:
             ready.set()
             async for message in messages:
-                if isinstance(message, shoal.Gap):
+                if not isinstance(message, shoal.Message):
                     self.gaps += 1
                 else:
                     self.heard[channel].append(message.payload)

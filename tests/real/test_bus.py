@@ -395,7 +395,7 @@ async def told_about(messages: shoal.Subscription, last: int) -> list[int]:
         item = await messages.get(WAIT_S)
         if isinstance(item, Message):
             told.append(item.sequence)
-        elif item.last is not None:
+        elif isinstance(item, Gap) and item.last is not None:
             told += range(item.first, item.last + 1)
     return told
 

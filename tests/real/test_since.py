@@ -157,6 +157,7 @@ def check(items: list[Item], *, absences: bool) -> None:
             assert absences, item
             assert item.publisher is None, item
         else:
+            assert isinstance(item, Message), item
             name, number = map(int, item.payload.split())
             heard[name].append(number)
     assert dict(heard) == {name: list(range(COUNT)) for name in range(PUBLISHERS)}

@@ -22,7 +22,7 @@ from tests.support.redis_server import RedisServer
 import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS, MIB, Limits
-from shoal.message import Gap, Item
+from shoal.message import Gap, Item, Message
 
 CHANNEL = "slow"
 PAYLOAD = b"x" * 65_536
@@ -105,6 +105,7 @@ def count_exactly(items: list[Item], publisher: int) -> tuple[int, int]:
             assert item.count is not None
             missing += item.count
         else:
+            assert isinstance(item, Message)
             assert (item.channel, item.publisher, item.sequence) == (CHANNEL, publisher, expected)
             assert item.payload == PAYLOAD
             delivered += 1

@@ -14,11 +14,17 @@ WAIT_S = 30.0
 SPEAKS = "speaks control messages of versions 2 to 2, this process speaks version"
 
 
+async def test_a_newer_client_cannot_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "VERSION", 3)
+    with pytest.raises(VersionError, match=f"{SPEAKS} 3: upgrade the agents of the cluster"):
+        await asyncio.wait_for(shoal.connect(url).open(), WAIT_S)
+
+
 async def test_every_call_of_a_newer_client_says_that_the_agents_must_be_upgraded(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control, "VERSION", 3)
     bus = await shoal.connect(url).open()
+    monkeypatch.setattr(control, "VERSION", 3)
     try:
         async with asyncio.timeout(WAIT_S):
             with pytest.raises(VersionError, match=f"{SPEAKS} 3: upgrade the agents of the cluster"):
@@ -35,8 +41,8 @@ async def test_every_call_of_a_newer_client_says_that_the_agents_must_be_upgrade
 
 
 async def test_a_full_buffer_does_not_wait_for_ever(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "VERSION", 1)
     bus = await shoal.connect(url, limits=shoal.Limits(publish_buffer_messages_max=10)).open()
+    monkeypatch.setattr(control, "VERSION", 1)
 
     async def flood() -> None:
         for _ in range(20):

@@ -21,10 +21,11 @@ from shoal.coordination.redis import RedisCoordinator
 from shoal.load.record import DATA_FIELD, TelemetryRecord, decode
 from shoal.load_kinds import KINDS
 from shoal.plan.format import VALUE
-from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY, agent_secret_key
+from shoal.plan.ring import AgentKey, Ring, ServerAddress
 from shoal.plan.signature import Signer
 from shoal.wire.envelope import TELEMETRY_KEY
+from shoal.wire.identity import AgentSecret
 
 TIMEOUT_S = 60.0
 POLL_S = 0.02
@@ -56,10 +57,16 @@ class Site:
         self.url = f"shoal://{redis.host}:{redis.port}"
         self.agent: subprocess.Popen[bytes] | None = None
 
-    async def write_plan(self) -> None:
+    async def write_plan(self, secret: bytes | None = None) -> None:
+        """Writes the plan of the server; with a secret of the agents, messages are authenticated."""
+        ring = Ring(1, (self.address,))
+        if secret is not None:
+            agents = AgentSecret(1, secret)
+            await self.coordinator.put(agent_secret_key(1), secret)
+            ring = Ring(1, (self.address,), scheme=1, agent_keys=(AgentKey(1, agents.signing, agents.exchange),))
         await self.coordinator.put(FORMAT_KEY, VALUE)
         await self.coordinator.put(PUBLIC_KEY, self.signer.public)
-        await self.coordinator.put(RING_KEY, self.signer.ring(Ring(1, (self.address,))))
+        await self.coordinator.put(RING_KEY, self.signer.ring(ring))
 
     def start_agent(self, *flags: str, **environment: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "shoal.cli", "agent", "--server", self.address.id]
@@ -106,12 +113,12 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def agent_site() -> AsyncIterator[Site]:
-    """A server and a coordinator that holds a plan; nothing of it is left afterwards."""
+async def agent_site(secret: bytes | None = None) -> AsyncIterator[Site]:
+    """A server and a coordinator that holds a plan (see `write_plan`); nothing of it is left afterwards."""
     with RedisServer(aof=True) as redis, RedisServer() as server:
         async with await connect_coordinator(f"{redis.host}:{redis.port}") as coordinator:
             site = Site(coordinator, redis, server)
-            await site.write_plan()
+            await site.write_plan(secret)
             try:
                 yield site
             finally:

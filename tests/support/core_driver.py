@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
+import msgspec
 from hiredis import PushNotification, ReplyError
 
 from shoal.channels import states
@@ -30,16 +31,21 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import AgentKey, Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match
+from shoal.wire.identity import AgentSecret
 
 SIGNER: Final = Signer(bytes(range(32)))
 FORGER: Final = Signer(bytes(range(1, 33)))
+SECRET: Final = AgentSecret(1, bytes(range(2, 34)))
+"""The agents' secret of drivers that authenticate messages."""
+OTHER_SECRET: Final = AgentSecret(1, bytes(range(3, 35)))
+"""That of a forger, who does not know the true one."""
 CLIENT: Final = 0xA11CE
 OTHER: Final = 0xB0B
 STREAM: Final = envelope.stream_id(OTHER, 1)
@@ -55,9 +61,32 @@ def of_kind(things: Iterable[object], kind: type[T]) -> list[T]:
     return [thing for thing in things if isinstance(thing, kind)]
 
 
-def ring(version: int, servers: tuple[str, ...], port: int = 7000) -> Ring:
+def ring(version: int, servers: tuple[str, ...], port: int = 7000, secret: AgentSecret | None = None) -> Ring:
+    """A ring; with a secret, its messages are authenticated."""
     addresses = tuple(ServerAddress(server, "127.0.0.1", port + n) for n, server in enumerate(servers))
-    return Ring(version, addresses, lease_ms=3000)
+    if secret is None:
+        return Ring(version, addresses, lease_ms=3000)
+    keys = (AgentKey(secret.generation, secret.signing, secret.exchange),)
+    return Ring(version, addresses, scheme=1, lease_ms=3000, agent_keys=keys)
+
+
+def to_agent(secret: AgentSecret | None, client: int, server: str) -> control.Seal | None:
+    """How a client authenticates its messages to an agent."""
+    if secret is None:
+        return None
+    return control.KeySeal(control.CLIENT_SCHEME, secret.generation, secret.client(client).to_agent(server))
+
+
+def from_agent(secret: AgentSecret | None, client: int, server: str) -> control.Seal | None:
+    """How an agent authenticates its messages to a client."""
+    if secret is None:
+        return None
+    return control.KeySeal(control.CLIENT_SCHEME, secret.generation, secret.client(client).from_agent(server))
+
+
+def to_all(secret: AgentSecret | None) -> control.Seal | None:
+    """How an agent authenticates its messages to all clients."""
+    return control.SignatureSeal(secret) if secret is not None else None
 
 
 def channel_at(here: Ring, server: str) -> bytes:
@@ -169,16 +198,19 @@ class RouterDriver:
         client: int = CLIENT,
         limits: Limits = DEFAULT_LIMITS,
         rules: Rules = ALL_RULES,
+        secret: AgentSecret | None = None,
     ) -> None:
         self.now = BEGIN
         self.limits = limits
-        self.router = Router(client, PlanBook(Verifier(SIGNER.public)), limits, rules)
+        self.secret = secret
+        key = secret.client(client) if secret else None
+        self.router = Router(client, PlanBook(Verifier(SIGNER.public)), limits, rules, key=key)
         self.counters = self.router.counters
         self.servers = {server: StandIn(server) for server in servers}
         self.effects: list[Effect] = []
         self.ready: list[SubscriptionCore] = []
         self._next_heartbeat = BEGIN + limits.heartbeat_interval_s
-        self.ring = ring(1, servers)
+        self.ring = ring(1, servers, secret=secret)
         self.router.ring(SIGNER.ring(self.ring), self.now)
 
     # The shell's part
@@ -243,10 +275,22 @@ class RouterDriver:
         client, _, message = received
         match message:
             case control.Greet():
-                return [addressed(client, here.welcome(), message.nonce)]
+                return [addressed(client, here.welcome(), message.nonce, self.seal(here.server))]
             case control.Hello():
-                return [addressed(client, here.answer(message), message.nonce)]
+                return [addressed(client, here.answer(message), message.nonce, self.seal(here.server))]
+            case control.Introduce() if self.secret is not None:
+                return [addressed(client, self._introduced(client, message), message.nonce, self.seal(here.server))]
         return []
+
+    def seal(self, server: str) -> control.Seal | None:
+        """How the agent of a server authenticates its messages to the router."""
+        return from_agent(self.secret, self.router.client, server)
+
+    def _introduced(self, client: int, introduce: control.Introduce) -> control.Introduced:
+        assert self.secret is not None
+        key = self.secret.client(introduce.peer).peer(client)
+        sealed = self.secret.client(client).sealed(key, introduce.nonce, introduce.peer, 1)
+        return control.Introduced(introduce.peer, [(1, sealed)])
 
     # What comes from outside
 
@@ -273,20 +317,31 @@ class RouterDriver:
         """A control message to the router: of another client, or of the server's agent."""
         own = self.router.client
         if isinstance(message, control.ToPeer):
-            self.push(server, peer_channel(own), control.encode(message, client, number))
+            self.push(
+                server, peer_channel(own), control.encode(message, client, number, self._peer_seal(message, client))
+            )
         else:
-            self.push(server, inbox_channel(own), control.encode(message, own, number))
+            self.push(server, inbox_channel(own), control.encode(message, own, number, self.seal(server)))
 
-    def heartbeat(self, server: str, heard: int | None = None) -> None:
+    def _peer_seal(self, message: control.ToPeer, client: int) -> control.Seal | None:
+        if self.secret is None:
+            return None
+        if isinstance(message, control.Heal):
+            return control.asking(self.secret.client(self.router.client).peer(client), 1)
+        return control.replying(self.secret.client(client).peer(self.router.client), 1)
+
+    def heartbeat(self, server: str, heard: int | None = None, **more: Any) -> None:
         """The agent of a server sends a heartbeat."""
         here = self.servers[server]
-        heartbeat = here.heartbeat(heard)
-        self.push(server, HEARTBEAT_CHANNEL, control.encode(heartbeat, 0, here.heartbeats))
+        heartbeat = msgspec.structs.replace(here.heartbeat(heard), **more)
+        seal = to_all(self.secret)
+        self.push(server, HEARTBEAT_CHANNEL, control.encode(heartbeat, 0, here.heartbeats, seal))
 
     def resync(self, server: str, number: int) -> None:
         """The agent of a server asks its clients what they do there."""
         resync = control.Resync(server, AGENT, self.servers[server].incarnation)
-        self.push(server, HEARTBEAT_CHANNEL, control.encode(resync, 0, number))
+        seal = to_all(self.secret)
+        self.push(server, HEARTBEAT_CHANNEL, control.encode(resync, 0, number, seal))
 
     def lose(self, server: str) -> None:
         """The connection to a server is gone."""
@@ -300,7 +355,7 @@ class RouterDriver:
             self.servers.setdefault(server, StandIn(server))
         for here in self.servers.values():
             here.ring_version = version
-        self.ring = ring(version, servers)
+        self.ring = ring(version, servers, secret=self.secret)
         self.router.ring(SIGNER.ring(self.ring), self.now)
         self.play()
 
@@ -402,9 +457,11 @@ class RouterDriver:
         return out.settled
 
 
-def addressed(client: int, message: control.Control, number: int = 0) -> PushNotification:
+def addressed(
+    client: int, message: control.Control, number: int = 0, seal: control.Seal | None = None
+) -> PushNotification:
     """A control message as it arrives in an inbox."""
-    return PushNotification([b"message", inbox_channel(client), control.encode(message, client, number)])
+    return PushNotification([b"message", inbox_channel(client), control.encode(message, client, number, seal)])
 
 
 def answer_of(server: str, name: bytes, incarnation: int = 1, **more: Any) -> control.Answer:
@@ -427,10 +484,20 @@ def answer_of(server: str, name: bytes, incarnation: int = 1, **more: Any) -> co
 class AgentDriver:
     """An agent core, its shell's part, and what its server says."""
 
-    def __init__(self, server: str = "s1", *, limits: Limits = DEFAULT_LIMITS, instance: int = AGENT) -> None:
+    def __init__(
+        self,
+        server: str = "s1",
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        instance: int = AGENT,
+        secret: AgentSecret | None = None,
+        rules: Rules = ALL_RULES,
+    ) -> None:
         self.now = BEGIN
+        self.server = server
+        self.secret = secret
         book = PlanBook(Verifier(SIGNER.public))
-        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits)
+        self.core = AgentCore(server, instance, Scanner(frame_bytes_max=1 << 20), book, limits, rules)
         self.said: dict[bytes, list[control.Received]] = defaultdict(list)
         self.number = 0
         """The number of the last message of a client to the agent."""
@@ -475,7 +542,9 @@ class AgentDriver:
         """A client sends messages to the agent; their numbers grow unless one is given."""
         for message in messages:
             self.number += 1
-            self.hear(AGENT_CHANNEL, control.encode(message, client, self.number if number is None else number))
+            sent = self.number if number is None else number
+            seal = to_agent(self.secret, client, self.server)
+            self.hear(AGENT_CHANNEL, control.encode(message, client, sent, seal))
 
     def take(self, channel: bytes, kind: type[T]) -> list[T]:
         """Control messages of a kind that the agent has sent on a channel, taken."""

@@ -21,6 +21,7 @@ from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel
+from shoal.wire.identity import AgentSecret
 
 SERVERS = ("s1", "s2", "s3")
 
@@ -40,16 +41,24 @@ class DispatchDriver(AgentDriver):
     """The agent of s1, one of the servers of a ring, to which it has connections."""
 
     def __init__(
-        self, *, limits: Limits = DEFAULT_LIMITS, rules: Rules = ALL_RULES, server: str = "s1", connected: bool = True
+        self,
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        rules: Rules = ALL_RULES,
+        server: str = "s1",
+        connected: bool = True,
+        secrets: dict[int, AgentSecret] | None = None,
     ) -> None:
-        super().__init__(server)
+        newest = secrets[max(secrets)] if secrets else None
+        super().__init__(server, secret=newest)
         book = PlanBook(Verifier(SIGNER.public))
         self.core = AgentCore(server, AGENT, Scanner(frame_bytes_max=1 << 20), book, limits, rules)
         self.numsub: Counter[bytes] = Counter()
         self.counts = True
         self.elsewhere: dict[str, list[tuple[bytes, bytes]]] = defaultdict(list)
         self.held_back: set[str] = set()
-        self.core.ring(SIGNER.ring(ring(3, SERVERS)))
+        self.core.secrets = secrets or {}
+        self.core.ring(SIGNER.ring(ring(3, SERVERS, secret=newest)))
         if connected:
             for other in SERVERS:
                 if other != server:
@@ -112,7 +121,7 @@ class DispatchDriver(AgentDriver):
         seen: list[bytes] = []
         dispatcher: Any = self.core.dispatcher
         heard = dispatcher.heard
-        dispatcher.heard = lambda name, data, now: seen.append(data)
+        dispatcher.heard = lambda name, data, standing, now: seen.append(data)
         try:
             self.hear(channel, blob)
         finally:

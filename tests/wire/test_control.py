@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError
 from shoal.wire import control
+from shoal.wire.identity import AgentSecret, control_tag
 
 KINDS: tuple[type[msgspec.Struct], ...] = get_args(control.Control)
 CLIENT, U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (48, 8, 16, 32, 64))
@@ -23,7 +25,7 @@ HEARD = st.lists(st.tuples(NAME, U64, U64, U32), max_size=4)
 REFUTED = st.lists(st.tuples(NAME, st.lists(st.tuples(U64, U64, U64), max_size=2)), max_size=2)
 
 MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
-    st.builds(control.Greet, U64, U32, U64, U8, U8),
+    st.builds(control.Greet, U64, U32, U64, U8, U8, BOOL),
     st.builds(control.Hello, U64, NAME, BOOL, BOOL, U32, U32, U64, U64, U64),
     st.builds(control.Bye, NAME, BOOL, U64),
     st.builds(control.Present, U64, U64, U16, U16, NAMES, NAMES, STREAMS),
@@ -38,6 +40,10 @@ MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
     st.builds(control.Subscribed, NAME, U64, U64),
     st.builds(control.Left, NAME, U64, U64, U64),
     st.builds(control.Refused, TEXT, U8, U8, U32, TEXT),
+    st.builds(control.Enrol, NAME),
+    st.builds(control.Enrolled, U64, NAME),
+    st.builds(control.Introduce, U64, U64),
+    st.builds(control.Introduced, U64, st.lists(st.tuples(U8, NAME), max_size=3)),
 )
 
 HEAD = control.encode(control.Resync("", 0, 0))[: control.HEAD_BYTES]
@@ -64,7 +70,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
 @pytest.mark.parametrize(
     ("message", "kind", "body"),
     [
-        (control.Greet(2, 3, 4), 1, "95" + "0203040202"),
+        (control.Greet(2, 3, 4), 1, "96" + "0203040202c2"),
         (control.Hello(1, b"a", False, True, 2, 3, 4, 5, 6), 2, "99" + "01c40161c2c30203040506"),
         (control.Bye(b"a", True, 2), 3, "93" + "c40161c302"),
         (control.Present(1, 2, 0, 1, [b"a"], [], [(b"b", 3, 4)]), 4, "97" + "0102000191c401619091" + "93c401620304"),
@@ -82,6 +88,10 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
         (control.Notice("s", b"a", b"b"), 12, "93" + "a173c40161c40162"),
         (control.Subscribed(b"a", 1, 2), 13, "93" + "c401610102"),
         (control.Left(b"a", 1, 2, 3), 14, "94" + "c40161010203"),
+        (control.Enrol(b"a"), 15, "91" + "c40161"),
+        (control.Introduce(1, 2), 16, "92" + "0102"),
+        (control.Enrolled(1, b"a"), 17, "92" + "01c40161"),
+        (control.Introduced(1, [(2, b"a")]), 18, "92" + "01" + "9192" + "02c40161"),
         (control.Refused("version", 2, 3, 4, "t"), 19, "95" + "a776657273696f6e020304a174"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, msgspec.Struct) else "",
@@ -94,7 +104,7 @@ def test_the_wire_form_is_the_one_in_the_documentation(message: control.Control,
 
 def test_every_kind_has_a_number_of_its_own() -> None:
     numbers = {kind: data[3] for kind in KINDS for data in [control.encode(_any_of(kind))]}
-    assert sorted(numbers.values()) == [*range(1, 15), 19]
+    assert sorted(numbers.values()) == [*range(1, 20)]
 
 
 def _any_of(kind: type[msgspec.Struct]) -> control.Control:
@@ -141,11 +151,51 @@ def test_fields_of_later_versions_are_ignored(message: control.Control, more: li
     assert control.decode(data[: control.HEAD_BYTES] + msgspec.msgpack.encode(fields)) == (7, 8, message)
 
 
-@given(message=MESSAGES, scheme=st.integers(1, 255))
-def test_other_schemes_are_not_read(message: control.Control, scheme: int) -> None:
+@given(message=MESSAGES, scheme=st.integers(5, 255))
+def test_unknown_schemes_are_not_read(message: control.Control, scheme: int) -> None:
     data = control.encode(message)
     with pytest.raises(ProtocolError, match=f"scheme {scheme}"):
         control.decode(data[:4] + bytes((scheme,)) + data[5:])
+
+
+# Authentication
+
+SECRET = AgentSecret(3, bytes(range(32)))
+KEY = control.KeySeal(control.CLIENT_SCHEME, 3, bytes(32))
+SIGNATURE = control.SignatureSeal(SECRET)
+
+
+def test_the_tag_stands_between_head_and_body() -> None:
+    plain, tagged = (control.encode(control.Bye(b"a", True, 2), 1, 9, seal) for seal in (None, KEY))
+    assert tagged[:6] == plain[:4] + bytes((control.CLIENT_SCHEME, 3))
+    assert tagged[40:] == plain[control.HEAD_BYTES :]
+    assert tagged[24:40] == control_tag(bytes(32), tagged[:24], tagged[40:])
+    signed = control.encode(control.Resync("s", 1, 2), 0, 9, SIGNATURE)
+    assert signed[4:6] == bytes((control.SIGNED_SCHEME, 3))
+    assert signed[88:] == control.encode(control.Resync("s", 1, 2))[control.HEAD_BYTES :]
+
+
+@given(message=MESSAGES, client=CLIENT, number=U64, at=st.integers(0, 5000), bit=st.integers(0, 7))
+def test_one_changed_bit_makes_a_message_unauthentic(
+    message: control.Control, client: int, number: int, at: int, bit: int
+) -> None:
+    checks: list[tuple[control.Seal, Callable[[bytes], bool]]] = [
+        (KEY, lambda data: control.is_tagged(data, KEY.key)),
+        (SIGNATURE, lambda data: control.is_signed(data, SECRET.signing)),
+    ]
+    for seal, is_authentic in checks:
+        data = control.encode(message, client, number, seal)
+        assert is_authentic(data)
+        assert control.decode(data) == (client, number, message)
+        index = at % len(data)
+        changed = data[:index] + bytes((data[index] ^ 1 << bit,)) + data[index + 1 :]
+        assert not is_authentic(changed)
+
+
+@given(data=st.binary(max_size=120))
+def test_short_and_random_bytes_are_not_authentic(data: bytes) -> None:
+    assert not control.is_tagged(data, KEY.key)
+    assert not control.is_signed(data, SECRET.signing)
 
 
 # Hostile bytes
@@ -210,7 +260,7 @@ def test_a_flipped_bit_never_crashes(message: control.Control, at: int, bit: int
         packed(4, 1, 2, 0, 1, [b"a"], [b"b"], [[b"c", 1, 2, 3]]),
         packed(4, 1, 2, 0, 1 << 16, [], [], []),
         packed(0, 1, 2, 3),
-        packed(15, b"x" * 32),
+        packed(20, b"x" * 32),
         packed(99, 1, 2, 3),
         packed(1),
         packed(7)[: control.HEAD_BYTES] + b"\x98\xa1\xff\x01\x01\x01\x01\xc3\x01",

@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from shoal.bus import collector
+from shoal.bus.enrolment import enrol
 from shoal.bus.location import find_url
 from shoal.bus.plan_cache import PlanCache
 from shoal.bus.plan_source import PlanSource
@@ -38,6 +39,7 @@ from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_pattern, check_payload, encode_attributes
+from shoal.wire.identity import ClientKey
 
 NAMES_MAX: Final = 8192
 """Size of the cache of validated channel names; it is cleared when full."""
@@ -107,9 +109,9 @@ class Bus:
         """Connections, clocks and randomness. Not for applications."""
         self._rules = rules
         self.clock = runtime.monotonic
-        self.client_id = runtime.random.getrandbits(CLIENT_ID_BITS) or 1
-        """A random number that identifies this client."""
-        self.name = name or f"shoal:{self.client_id:012x}"
+        self.client_id = 0
+        """The number that identifies this client; 0 until the bus is open."""
+        self._name = name
         self.archive = Path(archive).expanduser() if archive else None
         self.published = 0
         self._url = url
@@ -120,6 +122,11 @@ class Bus:
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
+
+    @property
+    def name(self) -> str:
+        """The name in logs and metrics."""
+        return self._name or f"shoal:{self.client_id:012x}"
 
     def sibling(self) -> Bus:
         """Create another bus to the same cluster with its own connections. It opens without asking the coordinator."""
@@ -133,7 +140,9 @@ class Bus:
     # Opening and closing
 
     async def open(self) -> Self:
-        """Find the cluster and read its plan. Servers are connected to when a channel needs them."""
+        """Find the cluster, read its plan, and get an id and a key from one of its agents. Raises EnrolmentError if no
+        agent answers within `enrol_timeout_s`. Servers are connected to when a channel needs them.
+        """
         if self._shell is not None or self._closed:
             raise BusClosedError("the bus was already opened", do="call connect() again for a new bus")
         if self._source is None:
@@ -142,16 +151,25 @@ class Bus:
         if self._plan is None:
             self._plan = await self._read_plan(self._source)
         key, ring = self._plan
-        verifier = Verifier(key)
-        verifier.ring(ring)  # raises if the signature is wrong; the router would only count that
+        book = PlanBook(Verifier(key))
+        book.accept_ring(ring)  # raises if the signature is wrong; the router would only count that
+        client_key = await self._enrol(self._source, book)
+        if self._closed:
+            raise BusClosedError()
+        self.client_id = client_key.client if client_key else self.runtime.random.getrandbits(CLIENT_ID_BITS) or 1
         number = self.runtime.random.getrandbits(NONCE_BITS)
-        router = Router(self.client_id, PlanBook(verifier), self.limits, self._rules, first_number=number)
+        router = Router(self.client_id, PlanBook(Verifier(key)), self.limits, self._rules, number, client_key)
         shell = BusShell(router, self._source, self.limits, self.runtime)
-        router.ring(ring, shell.now)
+        router.ring(book.signed_ring, shell.now)
         shell.flush()
         self._shell = shell
         collector.add(self)
         return self
+
+    async def _enrol(self, source: PlanSource, book: PlanBook) -> ClientKey | None:
+        """Return the key of this client; None if the cluster does not authenticate messages (scheme 0)."""
+        assert book.ring is not None
+        return await enrol(source, book, self.limits, self.runtime) if book.ring.scheme else None
 
     def _make_source(self) -> PlanSource:
         url = self._url

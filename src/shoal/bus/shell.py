@@ -19,7 +19,7 @@ from hiredis import ReplyError
 from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
 from shoal.bus.plan_source import PlanSource, RingFetcher
-from shoal.bus.waiters import Listener, PendingSubscription, Refusals, fail, refusal, resolve, version_error
+from shoal.bus.waiters import Listener, PendingSubscription, Refusals, agent_refusal, fail, refusal, resolve
 from shoal.channels.client.context import (
     AgentRefused,
     CommandRefused,
@@ -47,7 +47,6 @@ from shoal.errors import (
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.runtime import TIMER_GRAIN_S, Runtime
-from shoal.wire.control import REFUSED_VERSION
 from shoal.wire.envelope import RESERVED_PREFIX
 
 CLOSE_WAIT_S: Final = 1.0
@@ -184,9 +183,9 @@ class BusShell:
         if self.errors.get(refused.server) != refused.text:
             _log.error("client refused by an agent", server=refused.server, code=refused.code, reason=refused.text)
         self.errors[refused.server] = refused.text
-        if refused.code != REFUSED_VERSION:
+        error = agent_refusal(refused)
+        if error is None:
             return
-        error = version_error(refused)
         self._fail_publishing(refused.server, error, error)
         self._fail_subscribing(refused.server, error)
 

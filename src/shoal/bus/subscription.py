@@ -3,7 +3,7 @@
 Owns the reader's wait. The router fills the inbox.
 
     async with bus.subscribe("tile.3.4") as messages:      # in force when the block begins
-        async for item in messages:                        # Message or Gap
+        async for item in messages:                        # Message, Gap or Retraction
             ...
 """
 

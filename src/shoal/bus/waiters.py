@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from shoal.channels.client.context import AgentRefused, PublishRefused
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import BusClosedError, PublishError, ShoalError, VersionError
+from shoal.errors import BusClosedError, IdentityExpiredError, PublishError, ShoalError, VersionError
 from shoal.wire import control
 
 REFUSALS_MAX: Final = 100
@@ -83,8 +83,19 @@ def refusal(refused: list[PublishRefused], count: int = 1) -> PublishError:
     )
 
 
-def version_error(refused: AgentRefused) -> VersionError:
-    """Return the error for calls that need a server whose agent uses other versions."""
+def agent_refusal(refused: AgentRefused) -> VersionError | IdentityExpiredError | None:
+    """Return the error for calls that need a server whose agent refuses this client; None if waiting may help."""
+    if refused.code == control.REFUSED_VERSION:
+        return _version_error(refused)
+    if refused.code in (control.REFUSED_IDENTITY, control.REFUSED_SCHEME):
+        return IdentityExpiredError(
+            f"the agent of server {refused.server} does not accept the identity of this bus: {refused.text}",
+            do="close this bus and open another one, which gets a new identity",
+        )
+    return None
+
+
+def _version_error(refused: AgentRefused) -> VersionError:
     newer = refused.version_min > control.VERSION
     return VersionError(
         f"the agent of server {refused.server} speaks control messages of versions {refused.version_min} to "

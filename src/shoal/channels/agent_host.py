@@ -30,9 +30,16 @@ class AgentCounters(msgspec.Struct):
     resyncs: int = 0
     presents: int = 0
     garbage: int = 0
+    unauthentic: int = 0
+    outdated: int = 0
+    claims_refused: int = 0
+    enrolments: int = 0
+    enrolments_refused: int = 0
+    introductions: int = 0
     forged: int = 0
     forwarded: int = 0
     forwarded_dropped: int = 0
+    refuted: int = 0
     notices: int = 0
     handovers: int = 0
     recorded: int = 0

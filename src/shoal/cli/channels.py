@@ -25,7 +25,7 @@ from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.config import Settings
 from shoal.errors import ConfigError, UnreachableError
-from shoal.message import AttributeValue, Gap, Item, Message
+from shoal.message import AttributeValue, Gap, Item, Message, Retraction
 
 READ_BYTES_MAX: Final = 1 << 20
 """Bytes read from standard input at a time."""
@@ -171,7 +171,13 @@ def run_sub(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         if not args.json:
             raise
-    facts = {"names": args.names, "messages": printer.messages, "gaps": printer.gaps, "lost": printer.lost}
+    facts = {
+        "names": args.names,
+        "messages": printer.messages,
+        "gaps": printer.gaps,
+        "lost": printer.lost,
+        "retracted": printer.retracted,
+    }
     result(args, facts, "")
     complete = args.count is None or printer.messages >= args.count
     return 0 if complete and not printer.gaps else 1
@@ -224,6 +230,7 @@ class _Printer:
         self.messages = 0
         self.gaps = 0
         self.lost = 0
+        self.retracted = 0
         self.enough = asyncio.Event()
         self._count = args.count
         self._json_lines = args.format == "json"
@@ -238,6 +245,12 @@ class _Printer:
             self.gaps += 1
             self.lost += item.count or 0
             note(f"gap on {item.channel}: {missing_text(item)} ({item.reason})")
+        elif isinstance(item, Retraction):
+            self.retracted += 1
+            note(
+                f"message {item.sequence} of {item.publisher:012x} on {item.channel} was false: "
+                "another client published it under that name"
+            )
         else:
             self.messages += 1
         if not self._quiet and (self._json_lines or isinstance(item, Message)):
@@ -276,6 +289,8 @@ def item_facts(item: Item) -> dict[str, Any]:
             "last": item.last,
             "reason": item.reason,
         }
+    if isinstance(item, Retraction):
+        return {"type": "retraction", "channel": channel, "publisher": item.publisher, "sequence": item.sequence}
     facts: dict[str, Any] = {"type": "message", "channel": channel}
     try:
         facts["payload"] = item.payload.decode()

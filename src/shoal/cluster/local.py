@@ -400,7 +400,7 @@ class LocalCluster:
             leader = RingWatch(coordinator, self._signer.public, self._timing.keeper_poll_s)
         else:
             holder = f"{self._id}-{os.getpid()}"
-            leader = Leader(coordinator, self._signer, self._limits, self._timing, fleet.ids, holder)
+            leader = Leader(coordinator, self._signer, self._limits, self._timing, fleet.ids, holder, PRODUCTION.random)
         self._leader = leader
         self._stack.push_async_callback(_cancel, asyncio.create_task(leader.run(), name="leader"))
 

@@ -7,13 +7,14 @@ change the configuration or read a key outside `shoal:`.
     client    reads the plan and receives notifications; writes nothing
     reader    a client that also reads the balancer's records and the pool states of servers
     pipeline  a reader that also writes load windows for the balancer
-    agent     reads the plan; takes server leases and memberships and writes reports (its own only, with `server_id`)
+    agent     reads the plan and the agents' secret; takes server leases and memberships and writes reports (its own
+              only, with `server_id`)
     admin     everything under `shoal:`, plus INFO to check the append-only file
 
 Known limits: agents share the index and the counter of their leases, memberships and reports. A rogue agent could hide
 others from listings, but not take their leases. Notifications are never trusted. Redis before 7.0 has no read-only key
 permission, so there an agent can write every key that it can read; plan entries are signed, and forged ones are
-rejected.
+rejected. It could replace the secret that all agents share, which it knows anyway.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ BALANCE_AREA: Final = "balance/"
 POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
 """Group of the server memberships, and area of the server leases."""
+SECRETS_AREA: Final = "secrets/"
+"""Secrets that only agents and leaders may read."""
 REPORTS_AREA: Final = "reports/"
 """Reports by agents on moving units, one key per kind of unit and server."""
 
@@ -86,7 +89,7 @@ def acl_rules(
         return [*_NOTHING, *areas, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *windows]
     if role == "agent":
         read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
-        keys = [*_plan(read), *_grants(read, server_id), *_reports(server_id)]
+        keys = [*_plan(read), *_area(read, SECRETS_AREA), *_grants(read, server_id), *_reports(server_id)]
         return [*_NOTHING, *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
     if role == "admin":
         return [*_NOTHING, f"~{PREFIX}*", *_ADMIN, *_LISTEN, *_CONNECT, "+publish", "+time", "+info"]

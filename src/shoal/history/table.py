@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 
 from shoal.filters.filter import Filter
 from shoal.history.row_selection import take
-from shoal.message import Attributes, Gap, Item, Message
+from shoal.message import Attributes, Gap, Message
 from shoal.wire.envelope import EPOCH_BITS
 
 SCHEMA_VERSION: Final = "1"
@@ -131,7 +131,7 @@ def matching(table: pa.Table, where: Filter) -> pa.Table:
     return table.filter(pa.array(kept, pa.bool_()))
 
 
-def to_items(table: pa.Table, channel: str | None = None) -> Iterable[Item]:
+def to_items(table: pa.Table, channel: str | None = None) -> Iterable[Message | Gap]:
     """The rows as messages and gaps, in order, without stream ends. `channel` replaces the name in the rows."""
     names = ("channel", "publisher", "sequence", "payload", "attributes", "is_gap", "gap_from", "gap_to", "reason")
     for batch in table.to_batches(max_chunksize=4096):

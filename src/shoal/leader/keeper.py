@@ -31,7 +31,7 @@ import msgspec
 from msgspec.structs import replace
 
 from shoal.limits import Limits
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import AgentKey, Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 
 GAP_SHARE: Final = 0.25
@@ -91,6 +91,7 @@ class Keeper:
         self._left_at: dict[str, float] = {}
         self._known_by: dict[str, list[frozenset[str]]] = {}
         self._ring: Ring | None = None
+        self._agent_keys: tuple[AgentKey, ...] = ()
         self._wakes_at: list[float] = []
         self._now = 0.0
 
@@ -98,6 +99,11 @@ class Keeper:
     def lease_ms(self) -> int:
         """The server lease that rings announce."""
         return round(1000 * self._lease_s)
+
+    def use_keys(self, agent_keys: tuple[AgentKey, ...]) -> None:
+        """The public keys of the agents, which rings announce. A cluster that begins with them authenticates messages
+        (scheme 1); one that began without goes on without."""
+        self._agent_keys = agent_keys
 
     @property
     def ring(self) -> Ring | None:
@@ -143,12 +149,19 @@ class Keeper:
         guests = _guests(servers, snapshot.guests, snapshot.outside)
         known = self._ring
         if known is None:
-            ring = Ring(1, servers, guests=guests, lease_ms=self.lease_ms)
-        elif (servers, guests) != (known.servers, known.guests) or stored is None or stored.version < known.version:
-            ring = replace(known.next(servers, guests), lease_ms=self.lease_ms)
+            scheme = 1 if self._agent_keys else 0
+            ring = Ring(1, servers, (), guests, scheme, self.lease_ms, self._agent_keys)
+        elif self._must_change(known, servers, guests) or stored is None or stored.version < known.version:
+            ring = replace(known.next(servers, guests), lease_ms=self.lease_ms, agent_keys=self._keys_for(known))
         else:
             return None
         return PutRing(ring, self._signer.ring(ring), snapshot.ring_key_version)
+
+    def _must_change(self, known: Ring, servers: tuple[ServerAddress, ...], guests: tuple[str, ...]) -> bool:
+        return (servers, guests, self._keys_for(known)) != (known.servers, known.guests, known.agent_keys)
+
+    def _keys_for(self, known: Ring) -> tuple[AgentKey, ...]:
+        return self._agent_keys if known.scheme and self._agent_keys else known.agent_keys
 
     def _note_quorum(self, leases: Mapping[str, float], outside: Set[str], now: float) -> None:
         """Treats a ring with fewer than half fresh leases as a loss of contact, for `MASS_DEATH_LEASES` leases."""

@@ -1,13 +1,14 @@
 """The keeper's shell: reads the coordinator, passes its state to the core, and writes the core's decisions.
 
-Owns the keeper's lease, its clock and its calls to the coordinator, and the upgrade of the plan's format before this
-process leads. Decides nothing: `shoal.leader.keeper` does.
+Owns the keeper's lease, its clock and its calls to the coordinator, and what must be there before this process leads:
+the agents' secret, and a plan of this version's format. Decides nothing: `shoal.leader.keeper` does.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from random import Random
 from typing import Final
 
 import msgspec
@@ -20,11 +21,23 @@ from shoal.leader.keeper import Keeper, Snapshot
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.logs import get_log
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.keys import FORMAT_KEY, KEEPER_LEASE, POOL_PREFIX, PUBLIC_KEY, RING_KEY, pool_server, read_mark
-from shoal.plan.ring import Ring, ServerAddress
-from shoal.plan.signature import Signer
+from shoal.plan.keys import (
+    AGENT_SECRETS_PREFIX,
+    FORMAT_KEY,
+    KEEPER_LEASE,
+    POOL_PREFIX,
+    PUBLIC_KEY,
+    RING_KEY,
+    agent_secret_generation,
+    agent_secret_key,
+    pool_server,
+    read_mark,
+)
+from shoal.plan.ring import AgentKey, Ring, ServerAddress
+from shoal.plan.signature import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
 from shoal.rules import ALL_RULES, Rules, rule
+from shoal.wire.identity import KEY_BYTES, AgentSecret
 
 FENCE: Final = rule("fence", "Writes of a leader count only while it holds its lease.")
 
@@ -61,6 +74,7 @@ class KeeperShell:
         keeper: Keeper,
         timing: LeaderTiming,
         holder: str,
+        random: Random,
         rules: Rules = ALL_RULES,
     ) -> None:
         self._coordinator = coordinator
@@ -68,10 +82,12 @@ class KeeperShell:
         self._keeper = keeper
         self._timing = timing
         self._holder = holder
+        self._random = random
         self._rules = rules
         self._clock = asyncio.get_running_loop().time
         self._lease: Lease | None = None
         self._prepared = False
+        self._secrets: dict[int, bytes] = {}
         self._format = 0
         self._view = KeeperView(False, False, (), None, None)
 
@@ -148,13 +164,35 @@ class KeeperShell:
         return self._lease is not None
 
     async def _prepare(self, lease: Lease) -> None:
-        """Upgrades an older plan, and publishes the public key of the plan."""
+        """Provides the agents' secret, upgrades an older plan, and publishes the public key of the plan."""
+        agent_keys = await self._provide_secret(lease)
+        self._keeper.use_keys(agent_keys)
         if self._format != FORMAT:
-            await upgrade_plan(self._coordinator, self._signer, lease, self._keeper.lease_ms)
+            await upgrade_plan(self._coordinator, self._signer, lease, self._keeper.lease_ms, agent_keys)
         stored = await self._coordinator.get(PUBLIC_KEY)
         if stored is None or stored.value != self._signer.public:
             expect = stored.version if stored else 0
             await self._coordinator.put(PUBLIC_KEY, self._signer.public, expect, fence=lease)
+
+    async def _provide_secret(self, lease: Lease) -> tuple[AgentKey, ...]:
+        """Reads the secret that all agents share, or draws one before the first ring. A coordinator that has lost its
+        data gets the known one again. Returns the public keys."""
+        stored = await self._coordinator.list(AGENT_SECRETS_PREFIX)
+        found = {agent_secret_generation(key): versioned.value for key, versioned in stored.items()}
+        secrets = {generation: value for generation, value in found.items() if generation and len(value) == KEY_BYTES}
+        if not secrets:
+            secrets = self._secrets or {await self._next_generation(): self._random.randbytes(KEY_BYTES)}
+            for generation, value in secrets.items():
+                await self._coordinator.put(agent_secret_key(generation), value, fence=lease)
+        self._secrets = dict(sorted(secrets.items()))
+        agents = [AgentSecret(generation, value) for generation, value in self._secrets.items()]
+        return tuple(AgentKey(agent.generation, agent.signing, agent.exchange) for agent in agents)
+
+    async def _next_generation(self) -> int:
+        """The generation of a new secret: above those of the stored ring, whose secret is lost."""
+        stored = await self._coordinator.get(RING_KEY) if self._format == FORMAT else None
+        ring = Verifier(self._signer.public).ring(stored.value) if stored is not None else None
+        return 1 + max((key.generation for key in ring.agent_keys), default=0) if ring is not None else 1
 
     async def _snapshot(self) -> Snapshot:
         ring = await self._coordinator.get(RING_KEY)

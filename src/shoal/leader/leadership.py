@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from random import Random
 from typing import Any
 
 from shoal.balance.registry import Registry
@@ -24,7 +25,8 @@ from shoal.rules import ALL_RULES, Rules
 
 class Leader:
     """Keeps the ring and moves units while it leads. `holder` identifies this run of the process as lease holder. The
-    first ring waits for the servers `expected`; `registry` has the kinds of units that move."""
+    first ring waits for the servers `expected`; `random` is the source of secrets; `registry` has the kinds of units
+    that move."""
 
     def __init__(
         self,
@@ -34,11 +36,12 @@ class Leader:
         timing: LeaderTiming,
         expected: Iterable[str],
         holder: str,
+        random: Random,
         rules: Rules = ALL_RULES,
         registry: Registry = REGISTRY,
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
-        self._keeping = KeeperShell(coordinator, signer, keeper, timing, holder, rules)
+        self._keeping = KeeperShell(coordinator, signer, keeper, timing, holder, random, rules)
         self._conductors = [
             ConductorShell(
                 coordinator,

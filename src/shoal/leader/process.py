@@ -72,7 +72,9 @@ async def balance(
     changed = asyncio.Event()
     async with await runtime.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
         holder = holder or f"balancer-{os.getpid()}-{runtime.random.getrandbits(32):08x}"
-        leader = Leader(coordinator, signer, limits, setup.timing, setup.expected, holder, rules, registry=registry)
+        leader = Leader(
+            coordinator, signer, limits, setup.timing, setup.expected, holder, runtime.random, rules, registry=registry
+        )
         store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None
         if setup.windows is Way.SPARK:

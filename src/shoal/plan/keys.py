@@ -9,6 +9,7 @@ Owns their names, and the encoding of a unit's name in a key. It never touches t
     plan/recorded/<pattern>       a mark: channels that match the pattern are recorded
     moves/<kind>/<unit>           a requested move, until it has ended
     reports/<kind>/<host>         the report of the host's agent about moving units there
+    secrets/agents/<generation>   the secret that all agents share; clients cannot read it
     pool/<server>                 the server's state in the pool, if it is not a normal home: see `Mark`
 
 Kinds are those of `shoal.plan.kinds`; the default is channels. A unit's name may contain any bytes, but a key is text
@@ -39,6 +40,8 @@ MOVES_PREFIX: Final = "moves/"
 REPORTS_PREFIX: Final = "reports/"
 """The reports of all kinds."""
 POOL_PREFIX: Final = "pool/"
+SECRETS_PREFIX: Final = "secrets/"
+AGENT_SECRETS_PREFIX: Final = "secrets/agents/"
 
 
 class Mark(enum.StrEnum):
@@ -128,6 +131,19 @@ def pool_key(server: str) -> str:
 def pool_server(key: str) -> str:
     """The server of a pool key."""
     return key.removeprefix(POOL_PREFIX)
+
+
+def agent_secret_key(generation: int) -> str:
+    """The key of the agents' secret of a generation."""
+    return f"{AGENT_SECRETS_PREFIX}{generation}"
+
+
+def agent_secret_generation(key: str) -> int | None:
+    """The generation of the agents' secret with this key; None if the key is not one."""
+    text = key.removeprefix(AGENT_SECRETS_PREFIX)
+    if not text.isdecimal() or agent_secret_key(int(text)) != key or not 0 < int(text) < 256:
+        return None
+    return int(text)
 
 
 def read_mark(value: bytes) -> Mark:

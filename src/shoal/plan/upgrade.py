@@ -28,7 +28,7 @@ from shoal.plan.entry import Entry, Phase
 from shoal.plan.format import VALUE
 from shoal.plan.move_request import MoveRequest, encode_request
 from shoal.plan.placement import Mode, Placement
-from shoal.plan.ring import Ring
+from shoal.plan.ring import AgentKey, Ring
 from shoal.plan.signature import Signer, Verifier
 
 BATCH: Final = 256
@@ -71,12 +71,14 @@ class _Request(msgspec.Struct, frozen=True):
     goes_there: bool = False
 
 
-async def upgrade_plan(coordinator: Coordinator, signer: Signer, lease: Lease, lease_ms: int) -> None:
-    """Upgrades the plan to the format of this version. Raises ForgedEntryError, and changes nothing, if its ring was
-    signed with another key. Every write is fenced by `lease`."""
+async def upgrade_plan(
+    coordinator: Coordinator, signer: Signer, lease: Lease, lease_ms: int, agent_keys: tuple[AgentKey, ...]
+) -> None:
+    """Upgrades the plan to the format of this version, and the cluster to authenticated messages. Raises
+    ForgedEntryError, and changes nothing, if its ring was signed with another key. Every write is fenced by `lease`."""
     stored = await coordinator.get(keys.RING_KEY)
     if stored is not None:
-        if (ring := _upgraded_ring(stored.value, signer, lease_ms)) is not None:
+        if (ring := _upgraded_ring(stored.value, signer, lease_ms, agent_keys)) is not None:
             await coordinator.put(keys.RING_KEY, signer.ring(ring), stored.version, fence=lease)
         await _upgrade_entries(coordinator, signer, lease)
         await _upgrade_requests(coordinator, lease)
@@ -115,10 +117,12 @@ async def _write(coordinator: Coordinator, writes: Iterable[KeyWrite], lease: Le
             raise outcome
 
 
-def _upgraded_ring(data: bytes, signer: Signer, lease_ms: int) -> Ring | None:
-    """The ring of format 1 in `data`; None if it is already upgraded."""
+def _upgraded_ring(data: bytes, signer: Signer, lease_ms: int, agent_keys: tuple[AgentKey, ...]) -> Ring | None:
+    """The ring of format 1 in `data`, with scheme 1: no process of format 1 can go on with the new plan anyway. None if
+    it is already upgraded."""
     try:
-        return replace(_open(signer.public, b"shoal ring", data, Ring), lease_ms=lease_ms)
+        old = _open(signer.public, b"shoal ring", data, Ring)
+        return replace(old, scheme=1, lease_ms=lease_ms, agent_keys=agent_keys)
     except ForgedEntryError:
         Verifier(signer.public).ring(data)
         return None

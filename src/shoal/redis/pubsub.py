@@ -2,7 +2,7 @@
 
 Owns the state that redis-py exposes: `channels`, `patterns`, subscribe messages with counts, handlers. Each PubSub is a
 separate client of the servers, as in redis-py. Gaps raise MessagesLostError or, with `gap_messages=True`, arrive as
-messages of type "gap".
+messages of type "gap". Retractions are logged; with `gap_messages=True` they arrive as messages of type "retraction".
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from redis import exceptions
 
 from shoal.bus import Bus
 from shoal.logs import get_log
-from shoal.message import Gap, Item
+from shoal.message import Gap, Item, Retraction
 from shoal.redis.conversion import (
     Encodable,
     Encoder,
@@ -219,17 +219,19 @@ class PubSub:
         if self.connection is None:
             raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
         await self.connection.connect()
-        entry = await self._queue.get(None if block else timeout)
-        while block and entry is None:
+        response = self._take(await self._queue.get(None if block else timeout))
+        while block and response is None:
             await self.connect()
-            entry = await self._queue.get(None)
-        response = entry if entry is None or isinstance(entry, list) else self._respond(entry)
+            response = self._take(await self._queue.get(None))
         if response is not None and self.push_handler_func is not None:
             await _call(self.push_handler_func, response)
             return None
         return response
 
-    def _respond(self, item: Item) -> Response:
+    def _take(self, entry: Item | Response | None) -> Response | None:
+        return entry if entry is None or isinstance(entry, list) else self._respond(entry)
+
+    def _respond(self, item: Item) -> Response | None:
         encoder = self.encoder
         pattern = None if item.pattern is None else encoder.name(item.pattern)
         channel = encoder.name(item.channel)
@@ -238,6 +240,9 @@ class PubSub:
             if not self.gap_messages:
                 raise MessagesLostError(item)
             return [encoder.decode(b"gap"), pattern, channel, item]
+        if isinstance(item, Retraction):
+            _log.warning("message was false", channel=item.channel, publisher=item.publisher, sequence=item.sequence)
+            return [encoder.decode(b"retraction"), pattern, channel, item] if self.gap_messages else None
         if pattern is None:
             return [encoder.decode(b"message"), channel, encoder.decode(item.payload)]
         return [encoder.decode(b"pmessage"), pattern, channel, encoder.decode(item.payload)]
@@ -262,7 +267,9 @@ class PubSub:
             if handler is not None:
                 await _call(handler, message)
                 return None
-        elif kind not in ("pong", "gap") and (ignore_subscribe_messages or self.ignore_subscribe_messages):
+        elif kind not in ("pong", "gap", "retraction") and (
+            ignore_subscribe_messages or self.ignore_subscribe_messages
+        ):
             return None
         return message
 

@@ -2,45 +2,49 @@
 
 Owns the messages of the internal channels. `shoal.channels` decides when to send them.
 
-    client -> agent   (AGENT_CHANNEL)       Greet, Hello, Bye, Present, Subscribed, Left
-    agent  -> client  (its inbox)           Welcome, Answer, Notice, Refused
+    client -> agent   (AGENT_CHANNEL)       Enrol, Greet, Hello, Bye, Present, Subscribed, Left, Introduce
+    agent  -> client  (its inbox)           Enrolled, Welcome, Answer, Notice, Introduced, Refused
     agent  -> all     (HEARTBEAT_CHANNEL)   Heartbeat, Resync
     client -> client  (its peer channel)    Heal, Resend, Healed
 
-A message is a head of 24 bytes, little-endian, and a body, a MessagePack array of the fields below:
+A message is a head of 24 bytes, little-endian, a tag, and a body, a MessagePack array of the fields below:
 
     mark        2 bytes   F5 44
     version     u8        2
     kind        u8        see `_KINDS`
-    scheme      u8        0: not authenticated. docs/identity.md describes the others; they put a tag behind the head
+    scheme      u8        0: not authenticated. Otherwise a tag follows the head: 1 client key (16 bytes), 2 signature
+                          of an agent (64), 3 peer key (16), 4 enrolment (16); see docs/identity.md
     generation  u8        of the agents' secret; 0 with scheme 0
     reserved    2 bytes   zero, not checked
     client      u64       the sender (to agents, between clients), the receiver (from agents), 0 (to all)
-    number      u64       to agents: grows with every message of the client. Welcome, Answer, Resend, Healed: the nonce
-                          of the request. Refused: the number of the refused message. Notice: 0. Heartbeat, Resync:
-                          their own count
+    number      u64       to agents: grows with every message of the client. Welcome, Answer, Introduced, Enrolled,
+                          Resend, Healed: the nonce of the request. Refused: the number of the refused message.
+                          Notice: 0. Heartbeat, Resync: their own count
 
 The head and the body of Refused keep their layout in later versions, so that any version can refuse any other. Readers
 ignore additional fields at the end of a body, so that fields can be added without a new version.
 
-Any client that may publish on the server can send any of these messages, so decoding is strict: bytes that do not
-decode, names above `NAME_BYTES_MAX`, lists above `PAGE_ITEMS_MAX` and messages to agents above `TO_AGENT_BYTES_MAX`
-raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside as signed bytes (see
-`shoal.plan.signature`).
+Any client that may publish on the server can send any of these messages. A receiver that knows the key checks size and
+tag before it decodes (`is_tagged`, `is_signed`); `decode` alone proves nothing about the sender. Decoding is strict:
+bytes that do not decode, names above `NAME_BYTES_MAX`, lists above `PAGE_ITEMS_MAX` and messages to agents above
+`TO_AGENT_BYTES_MAX` raise `ProtocolError`, and the receiver counts and drops them. Rings and placements travel inside
+as signed bytes (see `shoal.plan.signature`).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from hmac import compare_digest
 from itertools import zip_longest
-from typing import Annotated, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Final, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from shoal.errors import ProtocolError
 from shoal.limits import KIB, NAME_BYTES_MAX
+from shoal.wire import identity
 from shoal.wire.envelope import CLIENT_ID_BITS
 
 VERSION: Final = 2
@@ -56,6 +60,8 @@ PAGE_BYTES_MAX: Final = 16 * KIB
 """Size of the lists in one part of a Present or an Answer. With three lists a Present stays below 64 KiB."""
 TO_AGENT_BYTES_MAX: Final = 64 * KIB
 """Largest control message to an agent. Larger ones are dropped before they are decoded."""
+FROM_AGENT_BYTES_MAX: Final = 1024 * KIB
+"""Largest message from an agent. Larger ones are dropped before they are decoded."""
 
 Name = Annotated[bytes, Meta(max_length=NAME_BYTES_MAX)]
 """The name of a channel or a pattern."""
@@ -86,6 +92,8 @@ class Greet(_Body, frozen=True):
     version_min: U8 = VERSION
     version_max: U8 = VERSION
     """The versions of control messages that the client speaks."""
+    agent: bool = False
+    """Whether the sender is another agent, which only listens to heartbeats: it sends no Present."""
 
 
 class Hello(_Body, frozen=True):
@@ -187,7 +195,8 @@ class Heartbeat(_Body, frozen=True):
     `heard` is the number of the last of its own heartbeats that the agent had received back from the server when it
     sent this one, so this one is younger than that one's publication. `granted` is false if the coordinator's grant has
     run out and the agent continues because the coordinator seems to be down. `lapsed_ms` is how long ago the grant ran
-    out, and None if it has not or if there was none. `refuted` and `overflow` are empty with scheme 0.
+    out, and None if it has not or if there was none. `refuted` are false messages by channel, each with stream, number
+    and mark; `overflow` are channels with more of them. Both are empty with scheme 0.
     """
 
     server: Text
@@ -270,8 +279,36 @@ class Left(_Body, frozen=True):
     incarnation: U64 = 0
 
 
+class Enrol(_Body, frozen=True):
+    """A client without an id asks for one, and for its key. It listens on the inbox that follows from its public key
+    (`identity.enrolment_inbox`), whose number is the client of the head."""
+
+    exchange_key: bytes
+
+
+class Enrolled(_Body, frozen=True):
+    """An agent's answer to an Enrol: the id, and the client's key, sealed with the key of the exchange."""
+
+    id: U64
+    sealed: bytes
+
+
+class Introduce(_Body, frozen=True):
+    """A client asks for the key that it shares with a publisher, in order to ask that for missing messages."""
+
+    nonce: U64
+    peer: U64
+
+
+class Introduced(_Body, frozen=True):
+    """An agent's answer to an Introduce: the peer key by generation, sealed with the client's key."""
+
+    peer: U64
+    keys: list[tuple[U8, bytes]]
+
+
 class Refused(_Body, frozen=True):
-    """An agent rejects a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
+    """An agent rejects a message. `code` is one of `REFUSED_*`, or one that docs/identity.md names."""
 
     code: Text
     version_min: U8
@@ -282,9 +319,13 @@ class Refused(_Body, frozen=True):
 
 REFUSED_VERSION: Final = "version"
 """The agent does not support the version of the message."""
+REFUSED_SCHEME: Final = "scheme"
+"""The cluster authenticates messages, and this one is not authenticated."""
+REFUSED_IDENTITY: Final = "identity"
+"""The client's key is of a generation that the agents do not have any more."""
 
-ToAgent: TypeAlias = Greet | Hello | Bye | Present | Subscribed | Left
-FromAgent: TypeAlias = Welcome | Answer | Notice | Refused
+ToAgent: TypeAlias = Enrol | Greet | Hello | Bye | Present | Subscribed | Left | Introduce
+FromAgent: TypeAlias = Enrolled | Welcome | Answer | Notice | Introduced | Refused
 ToAll: TypeAlias = Heartbeat | Resync
 ToPeer: TypeAlias = Heal | Resend | Healed
 Control: TypeAlias = ToAgent | FromAgent | ToAll | ToPeer
@@ -304,7 +345,10 @@ _KINDS: Final[dict[int, type[Control]]] = {
     12: Notice,
     13: Subscribed,
     14: Left,
-    # 15 to 18 are reserved for enrolment
+    15: Enrol,
+    16: Introduce,
+    17: Enrolled,
+    18: Introduced,
     19: Refused,
 }
 _TO_AGENT: Final = frozenset(ToAgent.__args__)
@@ -316,7 +360,23 @@ _HEAD: Final = struct.Struct("<2sBBBBxxQQ")
 HEAD_BYTES: Final = _HEAD.size
 _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
-_NO_SCHEME: Final = 0
+
+NO_SCHEME: Final = 0
+CLIENT_SCHEME: Final = 1
+SIGNED_SCHEME: Final = 2
+PEER_SCHEME: Final = 3
+ENROL_SCHEME: Final = 4
+_TAG_BYTES: Final = {
+    NO_SCHEME: 0,
+    CLIENT_SCHEME: identity.CONTROL_TAG_BYTES,
+    SIGNED_SCHEME: identity.SIGNATURE_BYTES,
+    PEER_SCHEME: identity.CONTROL_TAG_BYTES,
+    ENROL_SCHEME: identity.CONTROL_TAG_BYTES,
+}
+
+SIGNATURES_MAX: Final = 256
+"""Messages whose signature is remembered. The clients of a process get a heartbeat at about the same time."""
+_signed: Final[dict[tuple[bytes, bytes], bool]] = {}
 
 _ITEM_BYTES: Final = 24
 """Most bytes of an item in addition to its name."""
@@ -333,6 +393,63 @@ class Head(NamedTuple):
     number: int
 
 
+class Seal(Protocol):
+    """What authenticates the messages of a sender."""
+
+    @property
+    def scheme(self) -> int:
+        """The scheme of the head."""
+
+    @property
+    def generation(self) -> int:
+        """The generation of the agents' secret."""
+
+    def tag(self, head: bytes, body: bytes) -> bytes:
+        """The tag or signature of a message."""
+
+
+class KeySeal(NamedTuple):
+    """A key that sender and receiver share."""
+
+    scheme: int
+    generation: int
+    key: bytes
+
+    def tag(self, head: bytes, body: bytes) -> bytes:
+        """The tag of a message."""
+        return identity.control_tag(self.key, head, body)
+
+
+def asking(peer_key: bytes, generation: int) -> KeySeal:
+    """Authenticates requests to a publisher."""
+    return KeySeal(PEER_SCHEME, generation, identity.ask_key(peer_key))
+
+
+def replying(peer_key: bytes, generation: int) -> KeySeal:
+    """Authenticates a publisher's answers."""
+    return KeySeal(PEER_SCHEME, generation, identity.reply_key(peer_key))
+
+
+class SignatureSeal(NamedTuple):
+    """The signature of the agents, which every client can verify."""
+
+    secret: identity.AgentSecret
+
+    @property
+    def scheme(self) -> int:
+        """See `Seal`."""
+        return SIGNED_SCHEME
+
+    @property
+    def generation(self) -> int:
+        """See `Seal`."""
+        return self.secret.generation
+
+    def tag(self, head: bytes, body: bytes) -> bytes:
+        """The signature of a message."""
+        return self.secret.sign(head, body)
+
+
 class Received(NamedTuple):
     """A message of this version: the head's fields that matter, and the body."""
 
@@ -341,18 +458,62 @@ class Received(NamedTuple):
     message: Control
 
 
-def encode(message: Control, client: int = 0, number: int = 0) -> bytes:
-    """The bytes of a control message."""
-    head = _HEAD.pack(_MARK, VERSION, _kind_of[type(message)], _NO_SCHEME, 0, client, number)
-    return head + _encoder.encode(message)
+def encode(message: Control, client: int = 0, number: int = 0, seal: Seal | None = None) -> bytes:
+    """The bytes of a control message, authenticated with `seal`."""
+    kind, body = _kind_of[type(message)], _encoder.encode(message)
+    if seal is None:
+        return _HEAD.pack(_MARK, VERSION, kind, NO_SCHEME, 0, client, number) + body
+    head = _HEAD.pack(_MARK, VERSION, kind, seal.scheme, seal.generation, client, number)
+    data = head + seal.tag(head, body) + body
+    if isinstance(seal, SignatureSeal):
+        _note_signed((data, seal.secret.signing), True)
+    return data
+
+
+def kind_of(head: Head) -> type[Control] | None:
+    """The kind of message that a head begins; None if it is unknown."""
+    return _KINDS.get(head.kind)
+
+
+def is_kind(head: Head, *bodies: type[Control]) -> bool:
+    """Whether a head is that of a message with one of these bodies."""
+    return _KINDS.get(head.kind) in bodies
+
+
+def is_tagged(data: bytes, key: bytes) -> bool:
+    """Whether the sender of a message of scheme 1, 3 or 4 has the key."""
+    at = HEAD_BYTES + identity.CONTROL_TAG_BYTES
+    tag = identity.control_tag(key, data[:HEAD_BYTES], data[at:])
+    return compare_digest(tag, data[HEAD_BYTES:at])
+
+
+def is_signed(data: bytes, public: bytes) -> bool:
+    """Whether agents have signed a message of scheme 2; `public` is their signing key. The clients of one process share
+    the answer, and a process that has signed a message itself knows it."""
+    known = known_signature(data, public)
+    if known is None:
+        at = HEAD_BYTES + identity.SIGNATURE_BYTES
+        known = identity.is_signed(public, data[:HEAD_BYTES], data[at:], data[HEAD_BYTES:at])
+        _note_signed((data, public), known)
+    return known
+
+
+def known_signature(data: bytes, public: bytes) -> bool | None:
+    """What is remembered about the signature of a message; None if it was not verified lately."""
+    return _signed.get((data, public))
+
+
+def _note_signed(key: tuple[bytes, bytes], known: bool) -> None:
+    _signed[key] = known
+    if len(_signed) > SIGNATURES_MAX:
+        del _signed[next(iter(_signed))]
 
 
 def read_head(data: bytes) -> Head | None:
     """The head of a control message of version 2 or later; None if `data` is not one."""
     if data[:2] != _MARK or len(data) < HEAD_BYTES:
         return None
-    _, *fields = _HEAD.unpack_from(data)
-    head = Head(*fields)
+    head = Head._make(_HEAD.unpack_from(data)[1:])
     return head if head.client < 1 << CLIENT_ID_BITS else None
 
 
@@ -361,9 +522,10 @@ def is_format_1(data: bytes) -> bool:
     return data[:2] == _MARK_1
 
 
-def decode(data: bytes) -> Received:
-    """The control message in `data`; ProtocolError if it is none, or of another version and not a Refused."""
-    head = read_head(data)
+def decode(data: bytes, head: Head | None = None) -> Received:
+    """The control message in `data`, whoever sent it; ProtocolError if it is none, or of another version and not a
+    Refused. `head` is that of `data`, if it is known."""
+    head = head or read_head(data)
     if head is None:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
     if head.version != VERSION and head.kind != _kind_of[Refused]:
@@ -371,10 +533,11 @@ def decode(data: bytes) -> Received:
     if len(data) > TO_AGENT_BYTES_MAX and _KINDS.get(head.kind) in _TO_AGENT:
         raise ProtocolError(f"a peer sent a control message of {len(data)} bytes to an agent")
     decoder = _decoders.get(head.kind)
-    if decoder is None or head.scheme != _NO_SCHEME:
+    tag_bytes = _TAG_BYTES.get(head.scheme)
+    if decoder is None or tag_bytes is None:
         raise ProtocolError(f"a peer sent a control message of kind {head.kind} and scheme {head.scheme}")
     try:
-        message: Control = decoder.decode(memoryview(data)[HEAD_BYTES:])
+        message: Control = decoder.decode(memoryview(data)[HEAD_BYTES + tag_bytes :])
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError(f"a peer sent a malformed control message: {error}") from error
     return Received(head.client, head.number, message)

@@ -10,7 +10,7 @@ of the internal channels. It never touches a socket or a clock. Format 2, little
     stream     u64   the publisher: client id (48 bits), epoch (16 bits)
     sequence   u64   per stream and channel, from 1, without holes
     time       u64   microseconds since 1970, by the publisher's clock; informative only
-    tag        u64   0 until messages are authenticated (docs/identity.md)
+    tag        u64   see `lane_tag`; 0 in a cluster that does not authenticate, and in foreign messages
 
 With ATTRIBUTES, the body begins with a u16 length and a MessagePack map; the payload follows. A BEACON has no payload:
 its sequence is the last one that the stream has published, its body (u64) the last one that servers had confirmed when
@@ -50,12 +50,22 @@ HEADER: Final = struct.Struct("<HBxIQQQ8x")
 HEADER_BYTES: Final = HEADER.size
 HEADER_1: Final = struct.Struct("<HBIQQQ")
 """The same fields in format 1."""
-PLAIN_HEADER: Final = struct.Struct("<4s4xQQQ")
-"""The header for readers that look for plain messages only: the first four bytes, stream, sequence, time."""
+WORDS: Final = struct.Struct("<QQQQQ")
+"""The header in words: the first with magic, flags, extension and version; then stream, sequence, time and tag."""
 PLAIN: Final = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)[:4]
 """How a plain message begins: no flags, no extension."""
+_PLAIN_WORD: Final = int.from_bytes(PLAIN, "little")
+
+
+def is_plain(word: int) -> bool:
+    """Whether the first word of a header is that of a plain message."""
+    return word & 0xFFFFFFFF == _PLAIN_WORD
+
+
 PREFIX: Final = struct.Struct("<HBxIQ")
 SUFFIX: Final = struct.Struct("<QQ8x")
+NUMBERS: Final = struct.Struct("<QQ")
+"""Sequence and time, without the tag that ends a header."""
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -108,6 +118,11 @@ def stream_id(client: int, epoch: int) -> int:
 def client_of(stream: int) -> int:
     """The client that a stream belongs to."""
     return stream >> EPOCH_BITS
+
+
+def epoch_of(stream: int) -> int:
+    """The epoch of a stream."""
+    return stream & (1 << EPOCH_BITS) - 1
 
 
 def prefix(flags: int, version: int, stream: int) -> bytes:

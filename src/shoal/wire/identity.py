@@ -24,9 +24,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
 KEY_BYTES: Final = 32
+CLIENT_ID_BYTES: Final = 6
 CONTROL_TAG_BYTES: Final = 16
 MESSAGE_TAG_BYTES: Final = 8
 SIGNATURE_BYTES: Final = 64
+
+KEYS_MAX: Final = 64
+"""Size of the cache of public keys."""
 
 _SIGNED_PREFIX: Final = b"shoal control\0"
 
@@ -83,7 +87,8 @@ class AgentSecret:
         if len(secret) != KEY_BYTES or not 0 < generation < 256:
             raise ValueError(f"a secret has {KEY_BYTES} bytes and a generation from 1 to 255")
         self.generation = generation
-        self._clients = derive(secret, b"clients")
+        self.clients = derive(secret, b"clients")
+        """The key from which the keys of clients follow."""
         self._signing = Ed25519PrivateKey.from_private_bytes(derive(secret, b"sign"))
         self._exchange = X25519PrivateKey.from_private_bytes(derive(secret, b"exchange"))
         self.signing = self._signing.public_key().public_bytes_raw()
@@ -93,7 +98,12 @@ class AgentSecret:
 
     def client(self, client: int) -> ClientKey:
         """The key of a client."""
-        return ClientKey(client, self.generation, derive(self._clients, b"client", _u64(client)))
+        return ClientKey(client, self.generation, derive(self.clients, b"client", _u64(client)))
+
+    def new_client(self, instance: int, count: int) -> ClientKey:
+        """The key of a new client: the id looks random, and follows from the agent's instance and a count."""
+        drawn = derive(self.clients, b"new", _u64(instance) + _u64(count), CLIENT_ID_BYTES)
+        return self.client(int.from_bytes(drawn, "big") or 1)
 
     def sign(self, head: bytes, body: bytes) -> bytes:
         """The signature of a control message to all clients."""
@@ -121,7 +131,17 @@ def enrolment_seal(key: bytes, client: int, secret: bytes) -> bytes:
 
 def enrolment_inbox(client_exchange: bytes) -> int:
     """The number of the inbox on which a client awaits the answer to its enrolment: 48 bits, not 0."""
-    return int.from_bytes(hashlib.blake2s(client_exchange, digest_size=6).digest(), "big") or 1
+    return int.from_bytes(hashlib.blake2s(client_exchange, digest_size=CLIENT_ID_BYTES).digest(), "big") or 1
+
+
+def ask_key(peer_key: bytes) -> bytes:
+    """The key of requests to a publisher."""
+    return derive(peer_key, b"ask")
+
+
+def reply_key(peer_key: bytes) -> bytes:
+    """The key of a publisher's answers."""
+    return derive(peer_key, b"reply")
 
 
 def control_tag(key: bytes, head: bytes, body: bytes) -> bytes:
@@ -129,14 +149,18 @@ def control_tag(key: bytes, head: bytes, body: bytes) -> bytes:
     return derive(key, b"control", head + body, CONTROL_TAG_BYTES)
 
 
-@lru_cache(maxsize=4096)
 def is_signed(public: bytes, head: bytes, body: bytes, signature: bytes) -> bool:
-    """Whether agents have signed a control message. Clients of one process share the answer."""
+    """Whether agents have signed a control message. `control.is_signed` remembers the answer."""
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, _SIGNED_PREFIX + head + body)
+        _public_key(public).verify(signature, _SIGNED_PREFIX + head + body)
     except (InvalidSignature, ValueError):
         return False
     return True
+
+
+@lru_cache(maxsize=KEYS_MAX)
+def _public_key(public: bytes) -> Ed25519PublicKey:
+    return Ed25519PublicKey.from_public_bytes(public)
 
 
 def _enrolment(shared: bytes, client_exchange: bytes, agents_exchange: bytes, server: str) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.support.core_driver import OTHER_SECRET, SECRET, SIGNER, AgentDriver, from_agent, ring
 
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
@@ -14,10 +15,12 @@ from shoal.lab.sim.models.resp import CommandReader, encode_frame
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.ring import Ring, ServerAddress
+from shoal.rules import ALL_RULES
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.connection import Connection
-from shoal.wire.envelope import HEARTBEAT_CHANNEL
+from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel
+from shoal.wire.identity import AgentSecret
 
 RING = Ring(1, tuple(ServerAddress(server, server, 1) for server in ("s1", "s2")))
 SILENT_S = SILENT_HEARTBEATS_MAX * DEFAULT_LIMITS.heartbeat_interval_s
@@ -82,11 +85,12 @@ class ForwardingCore:
 class Site:
     """The process of the agent of s1."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: AgentSecret | None = None) -> None:
         self.world = World(1)
         self.network = Network(self.world, FaultOptions(tcp_timeout_s=10_000.0))
         self.processes = Processes(self.network, ModelCoordinator(self.network))
         self.heartbeats: list[control.Heartbeat] = []
+        self.core = AgentDriver(secret=secret).core
         self.links: Peers | ForwardLinks | None = None
 
     def start(self, make: Callable[[Process], Peers | ForwardLinks]) -> Process:
@@ -109,8 +113,10 @@ class Site:
                 None,
                 DEFAULT_LIMITS,
                 self.heartbeats.append,
+                lambda: self.core,
                 process.runtime.random,
                 book=process.runtime.address_book,
+                rules=ALL_RULES,
             )
         )
 
@@ -210,6 +216,34 @@ def test_heartbeats_of_other_servers_and_garbage_do_not_keep_a_silent_connection
     assert client not in server.ends
     assert sum(PEER_PATTERN in other.patterns for other in server.ends) == 1
     assert site.heartbeats == []
+
+
+def test_only_signed_heartbeats_of_a_greeted_agent_count_and_each_once() -> None:
+    """Otherwise a client could feed the orphan rule with the heartbeats of an earlier outage."""
+    site = Site(SECRET)
+    site.core.secret(1, bytes(range(2, 34)))
+    site.core.ring(SIGNER.ring(ring(1, ("s1", "s2"), secret=SECRET)))
+    RedisNode(site.network, "s2")
+    site.start_peers()
+    speaker = Speaker(site)
+    site.run(1.0)
+    signature = control.SignatureSeal(SECRET)
+    recorded = [
+        control.encode(control.Heartbeat("s2", 9, n - 1, 1, 3000, True, 1), 0, n, signature) for n in range(1, 6)
+    ]
+    speaker.publish(HEARTBEAT_CHANNEL, recorded[0])
+    assert site.heartbeats == [], "its agent has not answered yet"
+    own = site.core.client
+    welcome = control.Welcome("s2", 9, 1, 2, 3000, 1, b"")
+    forged = control.encode(welcome, own, 1, from_agent(OTHER_SECRET, own, "s2"))
+    speaker.publish(inbox_channel(own), forged)
+    speaker.publish(HEARTBEAT_CHANNEL, recorded[2])
+    assert site.heartbeats == []
+    speaker.publish(inbox_channel(own), control.encode(welcome, own, 1, from_agent(SECRET, own, "s2")))
+    for data in (recorded[0], recorded[1], recorded[2], recorded[3], recorded[2], recorded[3]):
+        speaker.publish(HEARTBEAT_CHANNEL, data)
+    speaker.publish(HEARTBEAT_CHANNEL, heartbeat(5))
+    assert [heard.heard for heard in site.heartbeats] == [2, 3]
 
 
 def test_a_silent_connection_with_unanswered_commands_is_replaced() -> None:

@@ -25,13 +25,23 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (6,),
     "order": (6,),
     "heal": (8,),
-    "beacon": (157,),
+    "beacon": (45,),
     "handshake": (5,),
     "lease": (13,),
     "baseline": (12,),
     "repeat": (6,),
     "remembers": (6,),
     "unbroken": (20,),
+    "agent_tags": (75,),
+    "signatures": (122,),
+    "client_tags": (2,),
+    "owners": (2,),
+    "peer_tags": (54,),
+    "fresh_heartbeats": (146,),
+    "tags": (29,),
+    "refute": (5,),
+    "retract": (5,),
+    "away": (3,),
 }
 """Quick seeds that are known to catch a broken rule."""
 
@@ -46,6 +56,15 @@ KINDS: dict[str, set[str]] = {
     "lease": {"split"},
     "repeat": {"unsettled", "lost"},
     "remembers": {"false gap"},
+    "agent_tags": {"split", "lost", "false gap", "early"},
+    "signatures": {"split"},
+    "client_tags": {"lost", "false gap"},
+    "owners": {"lost", "false gap"},
+    "peer_tags": {"invented", "lost", "false gap"},
+    "fresh_heartbeats": {"split"},
+    "refute": {"invented"},
+    "retract": {"invented"},
+    "away": {"invented"},
 }
 """The violations that a broken rule causes, where that is not a loss."""
 
@@ -95,7 +114,9 @@ def test_a_run_is_not_calm_after_a_crash_that_the_scenario_caused() -> None:
 
 
 def test_only_rules_can_be_broken() -> None:
-    with pytest.raises(ValueError, match="there is no rule 'gravity'; the rules are all_unended_placements"):
+    with pytest.raises(
+        ValueError, match="there is no rule 'gravity'; the rules are agent_tags, all_unended_placements"
+    ):
         without("gravity")
 
 

@@ -26,6 +26,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "home_help": (8,),
     "version_in_header": (23,),
     "mark_forwarded": (2,),
+    "forward_authentic": (1,),
     "all_unended_placements": (202,),
     "prepare": (8,),
     "widen_before_switch": (8,),
@@ -42,6 +43,7 @@ CLEAN = sorted({5, 6, 9, 13, 17, 19, *chain(*CATCHING.values())})
 
 KINDS: dict[str, set[str]] = {
     "mark_forwarded": {"runaway"},
+    "forward_authentic": {"invented"},
     "dedupe": {"duplicated"},
     "heal": {"unhealed", "lost"},
     "handshake": {"early", "lost"},

@@ -10,7 +10,7 @@ from shoal.rules import without
 
 CATCHING = {
     "record_once": (0,),
-    "record_absence": (17,),
+    "record_absence": (100,),
     "record_loss": (6, 8, 9),
     "record_alone": (2, 10, 25),
     "deletions": (0,),

@@ -114,7 +114,9 @@ class LampRun(Scenario):
         runtime, changed = process.runtime, asyncio.Event()
         holder = f"{process.node.name}/{process.node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, LIMITS.server_lease_s / 2) as coordinator:
-            leader = Leader(coordinator, self.signer, LIMITS, LeaderTiming(), [SERVER], holder, self.rules, REGISTRY)
+            leader = Leader(
+                coordinator, self.signer, LIMITS, LeaderTiming(), [SERVER], holder, runtime.random, self.rules, REGISTRY
+            )
             balancing = BalancerShell(
                 BalancerStore(coordinator, self.signer.public, changed, REGISTRY.planners),
                 TelemetryReader(None, None, LIMITS, changed, runtime),

@@ -1,6 +1,7 @@
 """The agent: the process beside one server, as a state machine without I/O.
 
-Owns the register, the answers to Hellos, the heartbeat and the resync. It hears everything on its server through one
+Owns the register, the answers to Hellos, enrolment, the heartbeat and the resync. `authentication` decides which
+messages of clients it takes. It hears everything on its server through one
 pattern subscription, whose bytes go through the scanner. `monitor.py` makes telemetry from the scanner's tables,
 `dispatcher.py` handles channels that move.
 
@@ -15,37 +16,52 @@ that it had heard, so that it can tell returning subscribers which publishers to
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import Counter, deque
 from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.agent.authentication import Authentication, Verdict
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
+from shoal.channels.agent.lane_tags import LaneTags
 from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory
+from shoal.channels.agent.untold_messages import UntoldMessages
 from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
-from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.lane_check import COPY, FALSE, FRESH, UNTOLD
+from shoal.channels.telemetry.scanner import Refuted, Scanner
+from shoal.channels.telemetry.tables import REFUTED_MAX, SECRETS_MAX
 from shoal.channels.timers import Timers, patience
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.plan.move_request import MoveReport
-from shoal.rules import ALL_RULES, Rules
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     CLIENT_ID_BITS,
     ENDED,
+    FORWARDED,
+    HEADER,
     HEARTBEAT_CHANNEL,
     RESERVED_PREFIX,
+    client_of,
     inbox_channel,
     peer_channel,
 )
+from shoal.wire.identity import AgentSecret, enrolment_inbox, enrolment_seal
+
+OWNERS: Final = rule("owners", "An agent takes claims about a stream only from the client whose id is in it.")
+TAGS: Final = rule("tags", "An agent takes the number of a message only if its publisher has tagged it.")
+TOLD: Final = rule("told", "An agent takes the messages of a stream when its publisher has told how far it had come.")
+REFUTE: Final = rule("refute", "An agent names the messages with a false tag in its next heartbeat.")
 
 CONTROL_1: Final = "control messages of format 1"
 CONTROL_OTHER: Final = "control messages of other versions"
@@ -56,8 +72,36 @@ UNKNOWN_FLAGS: Final = "messages with unknown flags"
 HEARTBEAT_SPREAD: Final = 0.25
 """The part of `heartbeat_interval_s` by which a heartbeat may come earlier."""
 
+REFUTE_PAUSE_S: Final = 0.1
+"""The shortest time between two heartbeats, of which the second comes early because it names false messages."""
+
+REFUTE_REPEAT_S: Final = 3.0
+"""How long a false message is named in heartbeats: subscribers that lose their connection may miss some."""
+
 REFUSALS_PER_S_MAX: Final = 20
-"""Messages of other versions that are answered in a second."""
+"""Messages of other versions, schemes or generations that are answered in a second."""
+
+HEARTBEATS_REMEMBERED: Final = 16
+"""Own heartbeats that the agent recognises when they come back."""
+
+REQUESTS_MAX: Final = 4096
+"""Requests to publishers whose answers are taken. Beyond it the oldest are forgotten, and asked again."""
+
+
+class Allowance:
+    """How often a second the agent may do something."""
+
+    def __init__(self, per_s: int) -> None:
+        self._per_s = per_s
+        self._taken = 0
+        self._since = float("-inf")
+
+    def take(self, now: float) -> bool:
+        """Whether it may be done once more in this second; if so, that counts."""
+        if now >= self._since + 1.0:
+            self._since, self._taken = now, 0
+        self._taken += 1
+        return self._taken <= self._per_s
 
 
 class AgentCore:
@@ -75,9 +119,12 @@ class AgentCore:
         self.server = server
         self.instance = instance
         self._random = Random(instance)
+        self._rules = rules
+        self.tags = LaneTags()
         self.scanner = scanner
         self.book = book
         self.limits = limits
+        self.authentication = Authentication(server, self.client, rules)
         self.register = Register()
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
@@ -91,16 +138,43 @@ class AgentCore:
         self._resync = Resync()
         self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
+        self._untold = UntoldMessages()
         self._heard = 0
+        self._refuted: dict[tuple[bytes, int, int, int], float] = {}
+        self._heartbeat_at = -math.inf
+        self._heartbeat_due = math.inf
         self._incarnations = 0
         self._nonce = 0
+        self._requests: dict[int, int] = {}
+        """The publishers that were asked, by the nonce of the request."""
+        self._heartbeats_sent: dict[int, bytes] = {}
+        self._enrolled = 0
+        self._enrolments = Allowance(limits.enrolments_per_s_max)
+        self._refusals = Allowance(REFUSALS_PER_S_MAX)
         self._other_formats: Counter[str] = Counter()
-        self._refusals = 0
-        self._refusals_from = 0.0
         self._since = 0
         self._now = 0.0
         self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
+
+    @property
+    def secrets(self) -> dict[int, AgentSecret]:
+        """The agents' secrets by generation, the newest last; empty with scheme 0. Assign another dict to change
+        them."""
+        return self.authentication.secrets
+
+    @secrets.setter
+    def secrets(self, secrets: dict[int, AgentSecret]) -> None:
+        self.authentication.secrets = secrets
+        self._use_secrets()
+
+    def _use_secrets(self) -> None:
+        """Messages are tagged and checked by the secrets. With scheme 0 they are neither."""
+        authentication = self.authentication
+        self.tags.use(authentication.secret if authentication.active else None)
+        if TAGS in self._rules:
+            secrets = reversed(authentication.secrets.values()) if authentication.active else ()
+            self.scanner.set_secrets(self.server, [secret.clients for secret in secrets][:SECRETS_MAX])
 
     # The server
 
@@ -121,6 +195,7 @@ class AgentCore:
         self._resyncs_unfinished = 0
         self.recorder.opened()
         self._start_resync(now)
+        self._heartbeat_due = now
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str) -> None:
@@ -131,6 +206,7 @@ class AgentCore:
         name = f"{run_id} {self.instance} {self._incarnations}"
         self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
         self.register.clear()
+        self._untold = UntoldMessages()
         self.dispatcher.incarnation_began()
 
     def lost(self, now: float) -> None:
@@ -151,11 +227,13 @@ class AgentCore:
         self.scanner.feed(data, self.second)
         while (frame := self.scanner.scan()) is not None:
             if frame.push:
-                self._pushed(frame.value, now)
+                self._pushed(frame.value, frame.standing, now)
             elif self._inflight:
                 handler = self._inflight.popleft()
                 if handler is not None:
                     handler(frame.value, now)
+        if self.scanner.refutes and self.state is not states.AgentState.AWAY:
+            self._hurry_heartbeat(now)
 
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Queues a command; `handler` gets its reply."""
@@ -173,31 +251,103 @@ class AgentCore:
 
     def tell_client(self, client: int, message: control.FromAgent, number: int = 0) -> None:
         """Publishes a control message to a client of the server; `number` is the nonce of the question."""
-        self.ask((b"PUBLISH", inbox_channel(client), control.encode(message, client, number)))
+        seal = self.authentication.to_client(client)
+        self.ask((b"PUBLISH", inbox_channel(client), control.encode(message, client, number, seal)))
 
     def tell_peer(self, client: int, message: control.ToPeer) -> None:
         """Asks a publisher on the server for messages, as a client does."""
         self._nonce += 1
-        self.ask((b"PUBLISH", peer_channel(client), control.encode(message, self.client, self._nonce)))
+        self._requests[self._nonce] = client
+        if len(self._requests) > REQUESTS_MAX:
+            del self._requests[next(iter(self._requests))]
+        seal = self.authentication.to_publisher(client)
+        self.ask((b"PUBLISH", peer_channel(client), control.encode(message, self.client, self._nonce, seal)))
 
-    def _tell_all(self, message: control.ToAll, number: int) -> None:
-        self.ask((b"PUBLISH", HEARTBEAT_CHANNEL, control.encode(message, 0, number)))
+    def _tell_all(self, message: control.ToAll, number: int) -> bytes:
+        data = control.encode(message, 0, number, self.authentication.to_all())
+        self.ask((b"PUBLISH", HEARTBEAT_CHANNEL, data))
+        return data
 
-    def _pushed(self, push: list[Any], now: float) -> None:
+    def _pushed(self, push: list[Any], standing: int, now: float) -> None:
         if push[0] != b"pmessage":
             if push[0] == b"message":
-                self.recorder.told(push[2], now)
+                self._told_by_publisher(push[2], now)
+        elif push[2] == AGENT_CHANNEL:
+            self._told_by_client(push[3], now)
+        elif push[2] == HEARTBEAT_CHANNEL:
+            self._heard_back(push[3])
+        elif not push[2].startswith(RESERVED_PREFIX):
+            self._published(push[2], push[3], standing, now)
+
+    def _published(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
+        """A message on a watched channel. What may be a copy is not recorded and not forwarded. Forwarded messages of a
+        publisher that is not on this server are left to the record of the server where it is."""
+        if standing == UNTOLD:
+            _, flags, _, _, _, _ = HEADER.unpack_from(blob)
+            standing = COPY if TOLD in self._rules else FRESH
+            if standing == COPY and not flags & FORWARDED:
+                self._untold.add(channel, blob)
+        if self.recorder.active and standing != FALSE:
+            self.recorder.heard(channel, blob, standing == FRESH, now)
+        self.dispatcher.heard(channel, blob, standing, now)
+
+    def _told(self, channel: bytes, stream: int, last: int) -> None:
+        """A publisher has told how far its stream has come: what waited for that is taken."""
+        for blob, standing in self._untold.take(channel, stream, last):
+            self._published(channel, blob, standing, self._now)
+        dropped = self._untold.take_dropped(channel, stream)
+        if dropped and self.recorder.active:
+            self.recorder.evidence(channel, stream, dropped, True, self._now)
+
+    def _heard_back(self, data: bytes) -> None:
+        """A message on the heartbeat channel: an own heartbeat that has come back, or another client's noise."""
+        head = control.read_head(data)
+        if head is not None and self._heartbeats_sent.get(head.number) == data:
+            self._heard = max(self._heard, head.number)
+        elif head is None or not control.is_kind(head, control.Resync):
+            self.counters.garbage += 1
+
+    def _told_by_publisher(self, data: bytes, now: float) -> None:
+        """An answer to a request of the recorder."""
+        head = control.read_head(data)
+        if head is None:
+            self.counters.garbage += 1
+        elif not self._is_asked(head, data):
+            self.counters.unauthentic += 1
+        else:
+            self.recorder.told(data, now)
+
+    def _is_asked(self, head: control.Head, data: bytes) -> bool:
+        """Whether a publisher answers a request. With scheme 0 anyone may."""
+        if not self.authentication.is_from_publisher(head, data):
+            return False
+        return not self.authentication.active or self._requests.get(head.number) == head.client
+
+    def _told_by_client(self, data: bytes, now: float) -> None:
+        head = control.read_head(data) if len(data) <= control.TO_AGENT_BYTES_MAX else None
+        if head is None or head.version != control.VERSION:
+            self._unreadable(data, head, now)
             return
-        if push[2] not in (AGENT_CHANNEL, HEARTBEAT_CHANNEL):
-            if not push[2].startswith(RESERVED_PREFIX):
-                if self.recorder.active:
-                    self.recorder.heard(push[2], push[3], now)
-                self.dispatcher.heard(push[2], push[3], now)
+        if control.is_kind(head, control.Enrol):
+            self._enrol(head, data, now)
+            return
+        verdict = self.authentication.judge(head, data)
+        if verdict is not Verdict.TAKEN:
+            self._reject(verdict, head, now)
             return
         try:
-            client, number, message = control.decode(push[3])
+            client, number, message = control.decode(data, head)
         except ProtocolError:
-            self._unreadable(push[2], push[3], now)
+            self.counters.garbage += 1
+            return
+        self._take(client, number, message, now)
+
+    def _take(self, client: int, number: int, message: control.Control, now: float) -> None:
+        """A message of a client of the server."""
+        if self.book.ring is None and not isinstance(message, control.Greet | control.Hello):
+            return  # whether it is authentic is not known yet
+        if self._is_of_another_incarnation(message):
+            self.counters.outdated += 1
             return
         match message:
             case control.Greet():
@@ -212,38 +362,126 @@ class AgentCore:
                 self.register.acknowledge(client, message.name, message.revision)
                 self.dispatcher.acknowledged(message.name, now)
             case control.Left():
-                self.dispatcher.left(message.name, message.stream, now)
+                if self._owns(client, message.stream):
+                    self.dispatcher.left(message.name, message.stream, now)
             case control.Present():
                 self._present(client, message)
-            case control.Heartbeat():
-                if message.instance == self.instance:
-                    self._heard = max(self._heard, number)
-            case control.Resync():
-                pass
+            case control.Introduce():
+                self._introduce(client, message)
             case _:
                 self.counters.garbage += 1
 
-    # Other versions
+    def _is_of_another_incarnation(self, message: control.Control) -> bool:
+        """Whether a message was meant for an earlier incarnation. With scheme 0 clients need not know the present one
+        before they send."""
+        return (
+            self.authentication.active
+            and isinstance(message, control.Bye | control.Present | control.Subscribed | control.Left)
+            and message.incarnation != self.incarnation
+        )
 
-    def _unreadable(self, channel: bytes, data: bytes, now: float) -> None:
+    def _owns(self, client: int, stream: int) -> bool:
+        """Whether a client may say something about a stream."""
+        owns = client_of(stream) == client or OWNERS not in self._rules
+        self.counters.claims_refused += not owns
+        return owns
+
+    # Messages that are not taken
+
+    def _unreadable(self, data: bytes, head: control.Head | None, now: float) -> None:
         """A control message of another version is refused if its sender could read the refusal; the rest is garbage."""
-        head = control.read_head(data)
-        if channel == AGENT_CHANNEL and control.is_format_1(data):
+        if control.is_format_1(data):
             self._other_formats[CONTROL_1] += 1
-        elif channel == AGENT_CHANNEL and head is not None and head.version != control.VERSION:
+        elif head is not None:
             self._other_formats[CONTROL_OTHER] += 1
-            self._refuse_version(head, now)
+            text = f"control messages have version {head.version}, this agent speaks version {control.VERSION}"
+            self._refuse(head, control.REFUSED_VERSION, text, now)
         else:
             self.counters.garbage += 1
 
-    def _refuse_version(self, head: control.Head, now: float) -> None:
-        if now >= self._refusals_from + 1.0:
-            self._refusals_from, self._refusals = now, 0
-        self._refusals += 1
-        if self._refusals <= REFUSALS_PER_S_MAX:
-            text = f"control messages have version {head.version}, this agent speaks version {control.VERSION}"
-            refused = control.Refused(control.REFUSED_VERSION, control.VERSION, control.VERSION, 0, text)
-            self.tell_client(head.client, refused, head.number)
+    def _reject(self, verdict: Verdict, head: control.Head, now: float) -> None:
+        if self.book.ring is None:
+            return  # the scheme of the cluster is not known yet; the client asks again
+        if verdict is Verdict.OTHER_SCHEME:
+            self.counters.unauthentic += 1
+            text = "this cluster authenticates messages, and this client does not"
+            if not self.authentication.active:
+                text = "this cluster does not authenticate messages, and this client does"
+            self._refuse(head, control.REFUSED_SCHEME, text, now)
+        elif verdict is Verdict.OTHER_GENERATION:
+            self.counters.unauthentic += 1
+            self._refuse(head, control.REFUSED_IDENTITY, "the key of this client has expired", now)
+        elif verdict is Verdict.OLD:
+            self.counters.outdated += 1
+        else:
+            self.counters.unauthentic += 1
+
+    def _refuse(self, head: control.Head, code: str, text: str, now: float) -> None:
+        """Answers a message whose sender cannot be authenticated, so the answer is signed."""
+        if self._refusals.take(now) and self.authentication.ready:
+            refused = control.Refused(code, control.VERSION, control.VERSION, 0, text)
+            data = control.encode(refused, head.client, head.number, self.authentication.to_all())
+            self.ask((b"PUBLISH", inbox_channel(head.client), data))
+
+    # Clients' keys
+
+    def _enrol(self, head: control.Head, data: bytes, now: float) -> None:
+        """A new client: draws its id and sends it its key. It listens on the inbox that follows from its public key, so
+        that its answer reaches no other client."""
+        if not self.authentication.active or head.scheme != control.ENROL_SCHEME:
+            self.counters.garbage += 1
+            return
+        if not self._enrolments.take(now):
+            self.counters.enrolments_refused += 1
+            return
+        secret = self.secrets.get(head.generation)
+        if secret is None:
+            self._refuse(head, control.REFUSED_IDENTITY, "the agents' key in this client's ring has expired", now)
+            return
+        try:
+            enrol = control.decode(data).message
+            assert isinstance(enrol, control.Enrol)
+            key = secret.enrolment(enrol.exchange_key, self.server)
+        except (ProtocolError, ValueError):
+            self.counters.garbage += 1
+            return
+        if enrolment_inbox(enrol.exchange_key) != head.client or not control.is_tagged(data, key):
+            self.counters.unauthentic += 1
+            return
+        self.counters.enrolments += 1
+        new = secret.new_client(self.instance, self._next_enrolled())
+        while new.client in self.register.clients or self.authentication.knows(new.client):
+            new = secret.new_client(self.instance, self._next_enrolled())
+        enrolled = control.Enrolled(new.client, enrolment_seal(key, new.client, new.key))
+        seal = control.KeySeal(control.ENROL_SCHEME, head.generation, key)
+        self.ask((b"PUBLISH", inbox_channel(head.client), control.encode(enrolled, head.client, head.number, seal)))
+
+    def _next_enrolled(self) -> int:
+        self._enrolled += 1
+        return self._enrolled
+
+    def _introduce(self, client: int, introduce: control.Introduce) -> None:
+        introduced = self.authentication.introduced(client, introduce)
+        if introduced is not None:
+            self.counters.introductions += 1
+            self.tell_client(client, introduced, introduce.nonce)
+
+    def secret(self, generation: int, value: bytes | None) -> None:
+        """The agents' secret of a generation from the coordinator; None if it was deleted."""
+        was_ready = self.authentication.ready
+        secrets = {known: secret for known, secret in self.secrets.items() if known != generation}
+        if value is not None:
+            secrets[generation] = AgentSecret(generation, value)
+        self.secrets = dict(sorted(secrets.items()))
+        if not was_ready:
+            self._speak_again()
+
+    def _speak_again(self) -> None:
+        """The agent has what it needs to be believed: clients may have dropped what it sent before."""
+        if self.authentication.ready and self.state is not states.AgentState.AWAY:
+            self._start_resync(self._now)
+            self._heartbeat_due = self._now
+            self.timers.set("heartbeat", self._now)
 
     def take_other_formats(self) -> dict[str, int]:
         """The number of messages of other versions since the last call, by kind."""
@@ -262,11 +500,14 @@ class AgentCore:
     def _send_heartbeat(self, now: float) -> None:
         """Sends a heartbeat. All clients of a server answer it at once, so the interval is random: agents that were
         started together do not stay in step."""
-        self.timers.set(
-            "heartbeat", now + self.limits.heartbeat_interval_s * (1 - HEARTBEAT_SPREAD * self._random.random())
-        )
+        self._heartbeat_at = now
+        self._heartbeat_due = now + self.limits.heartbeat_interval_s * (1 - HEARTBEAT_SPREAD * self._random.random())
+        self.timers.set("heartbeat", self._heartbeat_due)
+        if not self.authentication.ready:
+            return
         lease_ms = self._lease_ms(now)
         granted = self.lease.is_granted(now)
+        refuted = self._take_refuted(now)
         self.counters.heartbeats += 1
         self.counters.orphan_heartbeats += not granted and lease_ms > 0
         heartbeat = control.Heartbeat(
@@ -278,12 +519,41 @@ class AgentCore:
             granted,
             self.book.version,
             self.lease.lapsed_ms(now),
+            [*refuted.messages.items()],
+            refuted.overflow,
         )
-        self._tell_all(heartbeat, self.counters.heartbeats)
+        self._heartbeats_sent[self.counters.heartbeats] = self._tell_all(heartbeat, self.counters.heartbeats)
+        if len(self._heartbeats_sent) > HEARTBEATS_REMEMBERED:
+            del self._heartbeats_sent[next(iter(self._heartbeats_sent))]
+
+    def _hurry_heartbeat(self, now: float) -> None:
+        """The next heartbeat has false messages to name, so it comes early."""
+        at = max(now, self._heartbeat_at + REFUTE_PAUSE_S)
+        if at < self._heartbeat_due:
+            self._heartbeat_due = at
+            self.timers.set("heartbeat", at)
+
+    def _take_refuted(self, now: float) -> Refuted:
+        """The false messages that a heartbeat names: new ones, and those of the last seconds if there is room."""
+        found = self.scanner.take_refuted()
+        if REFUTE not in self._rules:
+            return Refuted({}, [])
+        known = {named: until for named, until in self._refuted.items() if now < until}
+        for channel, listed in found.messages.items():
+            self.counters.refuted += len(listed)
+            known |= {(channel, *named): now + REFUTE_REPEAT_S for named in listed}
+        for named in list(known)[: max(len(known) - REFUTED_MAX, 0)]:
+            del known[named]
+        self._refuted = known
+        messages: dict[bytes, list[tuple[int, int, int]]] = {}
+        for channel, stream, number, mark in known:
+            messages.setdefault(channel, []).append((stream, number, mark))
+        return Refuted(messages, found.overflow)
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
-        self._resync.greeted(client)
+        if not greet.agent:
+            self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
         welcome = control.Welcome(
             self.server,
@@ -304,6 +574,8 @@ class AgentCore:
         return self.state is states.AgentState.SERVING and self._resync.complete
 
     def _start_resync(self, now: float) -> None:
+        if not self.authentication.ready:
+            return
         self.counters.resyncs += 1
         self._tell_all(control.Resync(self.server, self.instance, self.incarnation), self._resync.begin())
         self.ask((b"PUBSUB", b"NUMSUB", HEARTBEAT_CHANNEL), self._expect)
@@ -323,11 +595,14 @@ class AgentCore:
         for name in present.patterns:
             self.register.add(client, name, True)
         for channel, stream, last in present.streams:
+            if not self._owns(client, stream):
+                continue
             unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
             self.scanner.set_stream(channel, stream, last)
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
                 self.recorder.evidence(channel, stream, last, True, self._now)
+            self._told(channel, stream, last)
             if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
         if present.part + 1 >= present.parts:
@@ -372,6 +647,8 @@ class AgentCore:
         if hello.pattern and hello.name.count(b"*") > self.limits.pattern_stars_max:
             self.counters.garbage += 1
             return
+        if hello.publisher and not self._owns(client, hello.stream):
+            return
         if self.state is not states.AgentState.SERVING or self.book.ring is None:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
@@ -385,6 +662,7 @@ class AgentCore:
             self.dispatcher.came(hello.name, hello.stream, self._now)
             if self.recorder.active:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
+            self._told(hello.name, hello.stream, hello.last)
         else:
             self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:
@@ -430,6 +708,14 @@ class AgentCore:
             self.counters.forged += 1
             return
         if news:
+            assert self.book.ring is not None
+            was_ready = self.authentication.ready and not first
+            self.authentication.follow(self.book.ring)
+            self._use_secrets()
+            if first and self.authentication.active:
+                self._deferred.take()
+            if not was_ready:
+                self._speak_again()
             self._since = self._since or self.book.version
             self.dispatcher.ring_changed(first, self._now)
         self._answer_deferred()

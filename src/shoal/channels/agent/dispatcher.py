@@ -20,6 +20,7 @@ from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.channels.agent.notices import Notices
 from shoal.channels.agent.report import Reporting
 from shoal.channels.states import ANNOUNCE
+from shoal.channels.telemetry.lane_check import FALSE, FRESH
 from shoal.plan.entry import Phase
 from shoal.plan.move_request import MoveReport
 from shoal.rules import Rules, rule
@@ -35,6 +36,9 @@ from shoal.wire.envelope import (
     is_envelope,
 )
 
+FORWARD_AUTHENTIC: Final = rule(
+    "forward_authentic", "An agent forwards authentic messages only, and the numbers of a stream in growing order."
+)
 MARK_FORWARDED: Final = rule("mark_forwarded", "Forwarded messages are marked, and are not forwarded again.")
 
 
@@ -149,18 +153,22 @@ class Dispatcher:
 
     # Messages
 
-    def heard(self, channel: bytes, blob: bytes, now: float) -> None:
-        """A message on a channel that is watched, or new."""
+    def heard(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
+        """A message on a channel that is watched, or new. What is forwarded gets a valid tag, so only messages of
+        `standing` FRESH are: a copy may have another payload."""
         targets = self.targets(channel)
         if targets is None:
             return
         version: int | None = None
         speech = True
-        if is_envelope(blob):
+        if standing == FALSE and FORWARD_AUTHENTIC in self._rules:
+            speech = False
+        elif is_envelope(blob):
             _, flags, version, stream, _, _ = HEADER.unpack_from(blob)
             speech = not flags & BEACON
             if not flags & FORWARDED:
-                self._forward(channel, blob, targets.of_version(version))
+                if standing == FRESH or FORWARD_AUTHENTIC not in self._rules:
+                    self._forward(channel, blob, targets.of_version(version))
                 if speech and targets.is_behind(version):
                     self._notices.publisher(channel, client_of(stream), now)
         else:
@@ -179,14 +187,14 @@ class Dispatcher:
         if servers:
             marked = self._mark(blob)
             for server in servers:
-                self.forwards.add(server, channel, marked)
+                self.forwards.add(server, channel, self._host.tags.tagged(server, channel, marked))
             counters = self._host.counters
             counters.forwarded += len(servers)
             counters.forwarded_dropped = self.forwards.dropped
 
     def _send_beacon(self, server: str, channel: bytes, blob: bytes) -> None:
         if ANNOUNCE in self._rules:
-            self.forwards.add(server, channel, self._mark(blob))
+            self.forwards.add(server, channel, self._host.tags.tagged(server, channel, self._mark(blob)))
 
     def _mark(self, blob: bytes) -> bytes:
         return forwarded(blob) if MARK_FORWARDED in self._rules else blob
@@ -227,7 +235,7 @@ class Dispatcher:
         targets = None if channel.startswith(RESERVED_PREFIX) else self.targets(channel)
         if targets is not None and ANNOUNCE in self._rules:
             blob = self._mark(beacon(targets.publishing.version, stream, last, 0, 0))
-            self._host.ask((b"PUBLISH", channel, blob))
+            self._host.ask((b"PUBLISH", channel, self._host.tags.tagged(self._host.server, channel, blob)))
 
     # Incarnations and time
 

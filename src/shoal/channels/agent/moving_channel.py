@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from shoal.channels import states
+from shoal.channels.agent.lane_tags import LaneTags
 from shoal.channels.agent.register import Register
 from shoal.channels.agent_host import AgentHost
 from shoal.channels.recording.recorder import Recorder
@@ -64,6 +65,7 @@ class DispatchHost(AgentHost, Protocol):
     incarnation: int
     state: states.AgentState
     recorder: Recorder
+    tags: LaneTags
 
     @property
     def complete(self) -> bool:

@@ -1,52 +1,127 @@
 """The heartbeats of the other agents: one light connection to each other server of the ring.
 
-Owns those connections. `lease` uses the heartbeats to tell a coordinator that is down from being cut off from it. The
-subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel counts clients only.
+Owns those connections, and which heartbeats on them count. `lease` uses the heartbeats to tell a coordinator that is
+down from being cut off from it. The subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB
+of that channel counts clients only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hiredis
 
 from shoal.channels.agent.peer_connections import PeerConnections
-from shoal.errors import ProtocolError
+from shoal.channels.heartbeat_order import Age, HeartbeatOrder
+from shoal.errors import ConnectError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.ring import Ring
+from shoal.rules import Rules
 from shoal.wire import control
 from shoal.wire.address_book import AddressBook
 from shoal.wire.connection import Connection
-from shoal.wire.envelope import HEARTBEAT_CHANNEL
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
+
+if TYPE_CHECKING:
+    from shoal.channels.agent.core import AgentCore
 
 PEER_PATTERN: Final = HEARTBEAT_CHANNEL[:-1] + b"[" + HEARTBEAT_CHANNEL[-1:] + b"]"
 SILENT_HEARTBEATS_MAX: Final = 20
 """Heartbeat intervals without a heartbeat after which a connection counts as half open and is replaced."""
 
 
-class _Listener:
-    """Receives the heartbeats on one server."""
+GREETS_REMEMBERED: Final = 4
+"""Greets whose Welcome is taken."""
 
-    def __init__(self, server: str, heard: Callable[[control.Heartbeat], None]) -> None:
+
+class _Listener:
+    """Receives the heartbeats on one server. With scheme 1 it greets the agent there, as a client does, and takes only
+    signed heartbeats that are news."""
+
+    def __init__(
+        self,
+        server: str,
+        heard: Callable[[control.Heartbeat], None],
+        own: Callable[[], AgentCore | None],
+        retry_s: float,
+        rules: Rules,
+    ) -> None:
         self._server = server
         self._heard = heard
+        self._own = own
+        self._retry_s = retry_s
         self._clock = asyncio.get_running_loop().time
+        self._order = HeartbeatOrder(rules)
+        self._greets: deque[int] = deque(maxlen=GREETS_REMEMBERED)
+        self._number = 0
+        self._greet_at = float("-inf")
         self.heard_at = 0.0
         self.ended = asyncio.Event()
+        self.connection: Connection | None = None
+
+    def begin(self, connection: Connection) -> None:
+        """The connection is open: greets the agent there."""
+        self.connection = connection
+        core = self._own()
+        if core is not None:
+            self._greet(core)
 
     def received(self, frames: list[Any]) -> None:
-        """Pushes of the one pattern; anything but heartbeats of this server's agent is dropped."""
+        """Pushes: heartbeats of this server's agent, and its answers to a Greet. Anything else is dropped."""
+        core = self._own()
+        if core is None:
+            return
         for frame in frames:
-            if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
+            if isinstance(frame, hiredis.PushNotification) and frame[0] in (b"pmessage", b"message"):
+                data = frame[-1]
+                head = control.read_head(data) if len(data) <= control.FROM_AGENT_BYTES_MAX else None
                 with contextlib.suppress(ProtocolError):
-                    heartbeat = control.decode(frame[3]).message
-                    if isinstance(heartbeat, control.Heartbeat) and heartbeat.server == self._server:
-                        self.heard_at = self._clock()
-                        self._heard(heartbeat)
+                    if head is not None and frame[0] == b"pmessage":
+                        self._heartbeat(core, head, data)
+                    elif head is not None:
+                        self._welcome(core, head, data)
+
+    def _heartbeat(self, core: AgentCore, head: control.Head, data: bytes) -> None:
+        if not control.is_kind(head, control.Heartbeat) or not core.authentication.is_from_agent(head, data):
+            return
+        heartbeat = control.decode(data, head).message
+        if not isinstance(heartbeat, control.Heartbeat) or heartbeat.server != self._server:
+            return
+        self.heard_at = self._clock()
+        age = self._order.judge(heartbeat.instance, head.number) if core.authentication.active else Age.NEWS
+        if age is Age.STRANGE:
+            self._greet(core)
+        elif age is Age.NEWS:
+            self._heard(heartbeat)
+
+    def _greet(self, core: AgentCore) -> None:
+        """Asks which process is the agent there, at most once per `hello_retry_s`."""
+        key = core.authentication.own_key()
+        if key is None or self.connection is None or self._clock() < self._greet_at + self._retry_s:
+            return
+        self._greet_at = self._clock()
+        self._number += 1
+        self._greets.append(self._number)
+        seal = control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(self._server))
+        greet = control.Greet(self._number, core.book.version, agent=True)
+        data = control.encode(greet, key.client, self._number, seal)
+        with contextlib.suppress(ConnectError):
+            self.connection.send_now([(b"SUBSCRIBE", inbox_channel(key.client)), (b"PUBLISH", AGENT_CHANNEL, data)])
+
+    def _welcome(self, core: AgentCore, head: control.Head, data: bytes) -> None:
+        key = core.authentication.own_key()
+        if key is None or head.number not in self._greets or head.scheme != control.CLIENT_SCHEME:
+            return
+        if control.is_kind(head, control.Welcome) and control.is_tagged(data, key.from_agent(self._server)):
+            welcome = control.decode(data).message
+            assert isinstance(welcome, control.Welcome)
+            self._greets.remove(head.number)
+            self._order.welcomed(welcome.instance, welcome.heartbeat)
 
     def lost(self, error: Exception | None) -> None:
         """The connection is lost."""
@@ -66,9 +141,11 @@ class Peers:
         password: str | None,
         limits: Limits,
         heard: Callable[[control.Heartbeat], None],
+        core: Callable[[], AgentCore | None],
         random: Random,
         *,
         book: AddressBook,
+        rules: Rules,
     ) -> None:
         self._limits = limits
         self._links = PeerConnections(
@@ -79,7 +156,7 @@ class Peers:
             limits,
             random,
             book,
-            lambda server: _Listener(server, heard),
+            lambda server: _Listener(server, heard, core, limits.hello_retry_s, rules),
             self._listen,
         )
 
@@ -94,6 +171,7 @@ class Peers:
     async def _listen(self, server: str, connection: Connection, listener: _Listener) -> None:
         """Returns when the connection is lost, or silent for so long that it may be half open."""
         connection.send([(b"PSUBSCRIBE", PEER_PATTERN)])
+        listener.begin(connection)
         loop = asyncio.get_running_loop()
         silent_s = SILENT_HEARTBEATS_MAX * self._limits.heartbeat_interval_s
         listener.heard_at = loop.time()

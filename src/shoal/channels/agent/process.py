@@ -4,7 +4,7 @@ Owns the coordinator's client, the reconnects to the server and the end of the p
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
 (messages published on other servers) and `report_writer` (reports to the conductor).
 
-    coordinator --plan, key--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
+    coordinator --plan, keys--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
         ^---- report (report_writer)             core --forwarded messages (forward_links)--> other servers
 
@@ -55,6 +55,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.backoff import Backoff
 from shoal.wire.control import Heartbeat
+from shoal.wire.identity import KEY_BYTES
 from shoal.wire.tls import page_context
 
 DELETIONS: Final = rule(
@@ -110,10 +111,14 @@ class Agent:
             self._login.password,
             self._limits,
             self._heartbeat_heard,
+            lambda: self.core,
             self._random,
             book=runtime.address_book,
+            rules=rules,
         )
         self._plan: dict[str, bytes] = {}
+        self._secrets: dict[int, bytes] = {}
+        self._secrets_changed = asyncio.Event()
         self._format: int | None = None
         self._stored_key: bytes | None = None
         self._plan_moved = False
@@ -147,7 +152,8 @@ class Agent:
             stack.push_async_callback(lease_keeper.leave)
             await _first_of(
                 lease_keeper.run(),
-                self._watch_plan(coordinator),
+                self._watch(coordinator, keys.PLAN_PREFIX, self._plan_changed),
+                self._watch(coordinator, keys.AGENT_SECRETS_PREFIX, self._secret_changed),
                 self._keep_session(lease_keeper, loaded),
                 write_reports(
                     coordinator,
@@ -182,20 +188,36 @@ class Agent:
                 complained = True
                 await asyncio.sleep(backoff.next_delay_s())
 
-    async def _watch_plan(self, coordinator: Coordinator) -> None:
+    async def _watch(self, coordinator: Coordinator, prefix: str, changed: Callable[[Change], None]) -> None:
         while True:
             try:
-                async with contextlib.aclosing(coordinator.watch(keys.PLAN_PREFIX)) as changes:
+                async with contextlib.aclosing(coordinator.watch(prefix)) as changes:
                     async for change in changes:
-                        self._plan_changed(change)
+                        changed(change)
             except DataLostError as error:
                 _log.error(
                     "coordinator data lost; recording marks and entries stay in use", why=error.what, do=error.do
                 )
                 await asyncio.sleep(self._limits.heartbeat_interval_s)
             except CoordinatorError as error:
-                _log.warning("plan watch failed", why=str(error))
+                _log.warning("watch failed", keys=prefix, why=str(error))
                 await asyncio.sleep(self._limits.heartbeat_interval_s)
+
+    def _secret_changed(self, change: Change) -> None:
+        """The secret that all agents share: a new generation, or the end of one."""
+        generation = keys.agent_secret_generation(change.key)
+        value = change.now.value if change.now is not None else None
+        if generation is None or (value is not None and len(value) != KEY_BYTES):
+            _log.error("unreadable secret ignored", key=change.key)
+            return
+        if value is None:
+            self._secrets.pop(generation, None)
+        else:
+            self._secrets[generation] = value
+        self._secrets_changed.set()
+        if self._session is not None:
+            self._session.core.secret(generation, value)
+            self._follow_soon(self._session)
 
     def _plan_changed(self, change: Change) -> None:
         value = change.now.value if change.now is not None else None
@@ -245,6 +267,9 @@ class Agent:
             self._peers.follow(ring)
             if self._forward_links is not None:
                 self._forward_links.follow(ring)
+        self._follow_soon(session)
+
+    def _follow_soon(self, session: ServerSession) -> None:
         if not self._plan_moved:
             self._plan_moved = True
             self._loop.call_soon(self._follow_plan, session)
@@ -326,6 +351,7 @@ class Agent:
                 if self._session is None:
                     await loaded
                     self._session = self._make_session(await self._key)
+                await self._secret_known(self._session.core)
                 if not connection.ended.is_set():
                     self._loop.call_soon(lease_keeper.hurry)
                     await self._session.serve(connection, run_id)
@@ -335,6 +361,12 @@ class Agent:
                 connection.abort()
             _log.warning("server connection lost", server=self._address.id, why=str(connection.error))
             await asyncio.sleep(backoff.next_delay_s())
+
+    async def _secret_known(self, core: AgentCore) -> None:
+        """Waits for the agents' secret, if messages are authenticated: what the core hears before, it cannot check."""
+        while not core.authentication.ready:
+            self._secrets_changed.clear()
+            await self._secrets_changed.wait()
 
     async def _open(self, backoff: Backoff) -> tuple[AgentConnection, str]:
         """A connection and the server's run id. Before the first session, permanent errors end the process."""
@@ -393,6 +425,8 @@ class Agent:
             book=self._runtime.address_book,
         )
         session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall, key)
+        for generation, secret in self._secrets.items():
+            core.secret(generation, secret)
         for name, value in self._plan.items():
             self._plan_to_core(session, name, value)
         self._plan.clear()

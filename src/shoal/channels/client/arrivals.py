@@ -8,12 +8,13 @@ lane, a message that is the next of its stream, and a run of such messages. All 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Final
 
 from hiredis import PushNotification
 
 from shoal.channels.client.context import CommandRefused, Context
+from shoal.channels.client.incoming_stream import KEPT_MAX, TAGS_MAX
 from shoal.channels.client.outgoing_stream import Lane
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
@@ -22,12 +23,12 @@ from shoal.channels.client.server_link import AgentCommand, Listen, Ping, Server
 from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item, Message
-from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER, RESERVED_PREFIX
+from shoal.wire.envelope import HEADER_BYTES, RESERVED_PREFIX, WORDS
 
 Internal = Callable[[ServerLink, bytes, bytes, float], None]
 """Takes a control message: link, channel, data, now."""
 
-_unpack: Final = PLAIN_HEADER.unpack_from
+_unpack: Final = WORDS.unpack_from
 
 
 class Arrivals:
@@ -45,6 +46,7 @@ class Arrivals:
         self._ready = context.ready
         self._counters = context.counters
         self._effects = context.effects
+        self._keyed = context.key is not None
         self._publisher = publisher
         self._by_channel = subscriber.by_channel
         self._by_pattern = subscriber.by_pattern
@@ -54,9 +56,9 @@ class Arrivals:
     def received(self, server: str, frames: list[Any], now: float) -> None:
         """Frames from a server in wire order: pushes, and replies to commands."""
         link = self._links.get(server)
-        if link is None or (len(frames) >= RUN_MESSAGES_MIN and self._take_run(frames)):
+        if link is None or (len(frames) >= RUN_MESSAGES_MIN and self._take_run(server, frames)):
             return
-        inflight = link.inflight
+        inflight, keyed = link.inflight, self._keyed
         lane: Lane | None = None
         confirmed = delivered = 0
         last_channel = b""
@@ -87,17 +89,24 @@ class Arrivals:
                     streams, inbox, items, text = sub.streams, sub.inbox, sub.inbox.items, sub.text
                     messages_max, bytes_max = inbox.messages_max, inbox.bytes_max
             if sub is not None and len(blob) >= HEADER_BYTES:
-                kind, stream_id, sequence, time_us = _unpack(blob)
+                word, stream_id, sequence, time_us, tag = _unpack(blob)
                 stream = streams.get(stream_id)
                 if (
                     stream is not None
                     and stream.next == sequence
-                    and kind == PLAIN
+                    and stream.word == word
+                    and stream.lane == server
                     and not stream.held
                     and len(items) < messages_max
                     and inbox.bytes < bytes_max
                 ):
                     stream.next = sequence + 1
+                    if keyed:
+                        tags = stream.tags
+                        tags.append(tag)
+                        tags.append(time_us)
+                        if len(tags) >= KEPT_MAX:
+                            del tags[: KEPT_MAX // 2]
                     if time_us == last_time_us:
                         time_us = last_time_us  # one object for all messages of a burst
                     last_time_us = time_us
@@ -117,7 +126,7 @@ class Arrivals:
         self._confirm(lane, confirmed, now)
         self._counters.delivered += delivered
 
-    def _take_run(self, frames: list[Any]) -> bool:
+    def _take_run(self, server: str, frames: list[Any]) -> bool:
         """Takes frames that are one run of plain messages; returns False and does nothing if they are anything else."""
         run = as_run(frames)
         subs = self._by_channel.get(run.channel) if run is not None else None
@@ -127,11 +136,19 @@ class Arrivals:
         stream = sub.streams.get(run.stream)
         if stream is None or stream.next != run.sequences[0] or stream.held:
             return False
+        if stream.lane != server or stream.word != run.word:
+            return False
         inbox = sub.inbox
         count = len(frames)
         if len(inbox.items) + count > inbox.messages_max or inbox.bytes + run.payload_bytes > inbox.bytes_max:
             return False
         stream.next += count
+        if self._keyed:
+            if count >= TAGS_MAX:
+                del stream.tags[:]
+            newest = zip(run.tags[-TAGS_MAX:], run.times_us[-TAGS_MAX:], strict=True)
+            stream.tags.extend(chain.from_iterable(newest))
+            del stream.tags[:-KEPT_MAX]
         texts, publishers = repeat(sub.text), repeat(stream.publisher)
         messages: Iterator[Item] = map(Message, texts, run.payloads(), publishers, run.sequences, run.times_us)
         inbox.items.extend(messages)
@@ -178,5 +195,5 @@ class Arrivals:
 
     def _message(self, subs: list[SubscriptionCore], channel: bytes, blob: bytes, server: str, now: float) -> None:
         for sub in subs:
-            if not self._receiver.accept_next(sub, blob):
+            if not self._receiver.accept_next(sub, blob, server):
                 self._receiver.accept(sub, channel, blob, server, now)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 import msgspec
 
 from shoal.channels import states
+from shoal.channels.client.peer_keys import PeerKeys
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.timers import Timers
 from shoal.limits import Limits
@@ -20,6 +21,7 @@ from shoal.plan.ring import ServerAddress
 from shoal.rules import Rules
 from shoal.wire import control
 from shoal.wire.envelope import peer_channel
+from shoal.wire.identity import ClientKey
 
 if TYPE_CHECKING:
     from shoal.channels.client.subscription import SubscriptionCore
@@ -127,6 +129,11 @@ class ClientCounters(msgspec.Struct):
     healed: int = 0
     gaps: int = 0
     open_gaps: int = 0
+    refuted: int = 0
+    retracted: int = 0
+    rivals: int = 0
+    rechecks: int = 0
+    barred: int = 0
     overflows: int = 0
     beacons: int = 0
     announces: int = 0
@@ -134,6 +141,10 @@ class ClientCounters(msgspec.Struct):
     garbage: int = 0
     unknown_flags: int = 0
     forged: int = 0
+    unauthentic: int = 0
+    outdated: int = 0
+    introductions: int = 0
+    evidence_withdrawn: int = 0
     stale_entries: int = 0
     reconnects: int = 0
     stale_links: int = 0
@@ -157,17 +168,30 @@ class Context:
         "counters",
         "dirty",
         "effects",
+        "key",
         "lease_over",
         "limits",
         "links",
         "number",
+        "peers",
         "ready",
         "rules",
         "timers",
     )
 
-    def __init__(self, client: int, book: PlanBook, limits: Limits, rules: Rules, first_number: int) -> None:
+    def __init__(
+        self,
+        client: int,
+        book: PlanBook,
+        limits: Limits,
+        rules: Rules,
+        first_number: int,
+        key: ClientKey | None = None,
+    ) -> None:
         self.client = client
+        self.key = key
+        """The client's key; None with scheme 0."""
+        self.peers = PeerKeys(key)
         self.book = book
         self.limits = limits
         self.rules = rules
@@ -230,23 +254,48 @@ class Context:
 
     def tell_agent(self, link: ServerLink, message: control.ToAgent) -> None:
         """Queues a control message to a server's agent."""
-        link.tell_agent(control.encode(message, self.client, self.next_number()))
+        link.tell_agent(control.encode(message, self.client, self.next_number(), link.to_agent))
         self.touch(link)
 
-    def tell_peer(self, link: ServerLink, client: int, message: control.ToPeer, number: int) -> None:
-        """Queues a control message to another client, by way of a server."""
-        link.publish(peer_channel(client), control.encode(message, self.client, number))
+    def knows_incarnation(self, link: ServerLink) -> bool:
+        """Whether an agent would take messages that must name its incarnation. With scheme 0 it takes any."""
+        return self.key is None or link.incarnation != 0
+
+    def ask_peer(self, link: ServerLink, publisher: int, message: control.Heal, number: int) -> None:
+        """Queues a request to a publisher, by way of a server."""
+        self._tell_peer(link, publisher, message, number, self.peers.seal(publisher))
+
+    def answer_peer(self, link: ServerLink, asker: int, message: control.Resend | control.Healed, number: int) -> None:
+        """Queues an answer to a subscriber, on its own peer channel."""
+        key = self.key
+        seal = control.replying(key.peer(asker), key.generation) if key is not None else None
+        self._tell_peer(link, asker, message, number, seal)
+
+    def _tell_peer(
+        self, link: ServerLink, client: int, message: control.ToPeer, number: int, seal: control.Seal | None
+    ) -> None:
+        link.publish(peer_channel(client), control.encode(message, self.client, number, seal))
         self.touch(link)
 
     def say_bye(self, link: ServerLink, pattern: bool, name: bytes) -> None:
-        """Queues a Bye. Without a connection, or if this one is lost with it, it is sent on the next one."""
-        link.byes[pattern, name] = False
-        if link.open:
+        """Queues a Bye. Without a connection, or if this one is lost with it, it is sent on the next one; before the
+        agent's incarnation is known, when it is."""
+        link.byes[pattern, name] = None
+        if link.open and self.knows_incarnation(link):
+            link.byes[pattern, name] = False
             self.tell_agent(link, control.Bye(name, pattern, link.incarnation))
 
     def repeat_byes(self, link: ServerLink) -> None:
         """After a reconnect: repeats the Byes that may have been lost, unless the client listens there again."""
-        for pattern, name in list(link.byes):
+        self._send_byes(link, list(link.byes))
+
+    def incarnation_known(self, link: ServerLink) -> None:
+        """The agent has told its incarnation: sends the Byes that have waited for it."""
+        if link.byes:
+            self._send_byes(link, [key for key, sent in link.byes.items() if sent is None])
+
+    def _send_byes(self, link: ServerLink, left: list[tuple[bool, bytes]]) -> None:
+        for pattern, name in left:
             if (pattern, name) in link.listening:
                 del link.byes[pattern, name]
             else:

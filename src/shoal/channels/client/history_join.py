@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from shoal.channels.client.incoming_stream import StreamIn
+from shoal.channels.client.incoming_stream import RESENT, StreamIn
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item, Message
@@ -38,10 +38,12 @@ def go_on(
 def _rewind(receiver: Receiver, sub: SubscriptionCore, stream: StreamIn, begin: int, last: int, now: float) -> None:
     """Messages between the history and the first live one are missing: live messages are held behind the hole."""
     received = stream.next - 1
+    stream.set_aside()
     kept: list[Item] = []
     for item in sub.inbox.items:
         if isinstance(item, Message) and item.publisher == stream.publisher and begin <= item.sequence <= received:
-            stream.held[item.sequence] = item
+            origin, _ = stream.older.pop(item.sequence, (RESENT, True))
+            stream.held[item.sequence] = item, origin
             sub.inbox.bytes -= len(item.payload)
         else:
             kept.append(item)

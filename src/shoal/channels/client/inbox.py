@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from shoal.message import Gap, Item, Message
+from shoal.message import Gap, Item, Message, Retraction
 
 
 class InboxStatistics(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class InboxStatistics(msgspec.Struct, frozen=True):
 
 
 class Inbox:
-    """Messages and gaps in the order in which the application will see them."""
+    """Messages, gaps and retractions in the order in which the application will see them."""
 
     __slots__ = ("bytes", "bytes_max", "items", "messages_max", "overflows")
 
@@ -51,9 +51,9 @@ class Inbox:
         self.items.append(message)
         self.bytes += len(message.payload)
 
-    def report(self, gap: Gap) -> None:
-        """Adds a gap. Gaps always fit: they replace messages."""
-        self.items.append(gap)
+    def report(self, item: Gap | Retraction) -> None:
+        """Adds a gap or a retraction. They always fit: gaps replace messages, and retractions follow them."""
+        self.items.append(item)
 
     def take(self) -> Item:
         """The oldest item; IndexError when there is none."""
@@ -70,7 +70,7 @@ class Inbox:
         return taken
 
     def keep(self, wanted: Callable[[Message], bool]) -> None:
-        """Drops the messages that are not wanted; gaps stay."""
+        """Drops the messages that are not wanted; gaps and retractions stay."""
         kept = [item for item in self.items if type(item) is not Message or wanted(item)]
         self.items.clear()
         self.items.extend(kept)

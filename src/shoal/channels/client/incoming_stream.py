@@ -1,75 +1,330 @@
-"""The receiving side of one publisher's stream: duplicates, order and holes.
+"""The receiving side of one publisher's stream: duplicates, order, holes, and where each number came from.
 
-Owns the window over sequence numbers. All numbers below `next` have been delivered or reported; `held` has the messages
-behind a hole; `last` is the highest number known to exist. There is a hole while `next <= last`.
+Owns the window over sequence numbers. All numbers below `next` have been delivered or reported, except those that were
+`recalled`; `held` has the messages behind a hole; `last` is the highest number known to exist. There is a hole while
+`next <= last`, or while a number is recalled.
+
+A subscriber cannot check the tags of messages, so what they claim may be false. For what an agent may refute later the
+stream remembers the *origin* of a copy, its header and its server:
+
+    sure      the highest number that agents or the publisher itself have told
+    claims    higher numbers, each with the origins of the messages and beacons that claim it
+    tags      tag and time of each of the numbers delivered last, from `lane` and with the first word `word` in their
+              headers, up to `next` - 1
+    older     origins of numbers delivered before, and from other servers
+    birth     the claim by which `first` was chosen, if it was: the stream was unknown before
+    exempt    by server: the last number that its agent may not have heard, because its incarnation began later
+    barred    by server: the last number that was published there while the subscription was away or had no room. A
+              copy of it that comes later may have another payload, so it is taken only if its publisher sends it again
 """
 
 from __future__ import annotations
 
-from typing import Final
+from array import array
+from typing import Final, NamedTuple
 
 from shoal.message import Message
-from shoal.wire.envelope import client_of
+from shoal.wire.envelope import HEADER_BYTES, WORDS, client_of
+from shoal.wire.lane_tag import covered_end, mark_of
 
 LAPSED_MAX: Final = 1000
 """Given-up streams of a channel that are remembered."""
+
+TAGS_MAX: Final = 256
+"""Numbers of a stream whose origins are remembered, at least; at most twice as many."""
+
+CLAIMS_MAX: Final = 256
+"""Claims of a stream that are remembered. The lowest ones are dropped first, and are not believed any more if higher
+ones turn out to be false; agents and beacons tell again how far the stream has come."""
+
+
+KEPT_MAX: Final = 2 * 2 * TAGS_MAX
+"""Words in `tags` at which the older half is dropped."""
+
+
+class Origin(NamedTuple):
+    """Which copy of a message it was: the server from which it came, and the fields of its header beside stream and
+    number. Messages that their publisher sent again on request have no server: no agent refutes them."""
+
+    server: str
+    word: int
+    time_us: int
+    tag: int
+    extra: bytes = b""
+    """What its tag covers behind the header: the extension, and the body of a beacon."""
+
+    @classmethod
+    def of(cls, blob: bytes, server: str) -> Origin:
+        """The origin of an envelope."""
+        word, _, _, time_us, tag = WORDS.unpack_from(blob)
+        return cls(server, word, time_us, tag, blob[HEADER_BYTES : covered_end(blob)])
+
+    def mark(self, stream: int, number: int) -> int:
+        """The mark by which an agent would name this copy."""
+        return mark_of(WORDS.pack(self.word, stream, number, self.time_us, self.tag) + self.extra)
+
+
+RESENT: Final = Origin("", 0, 0, 0)
+
+Held = tuple[Message, Origin]
+
+
+class Request(NamedTuple):
+    """A request to a publisher: its stream, and what was known of it when it was asked."""
+
+    stream: int
+    known: int
+    """The highest number known to exist."""
+    sure: int
+    """The highest number of which an agent or the publisher had told."""
+    numbers: tuple[int, ...]
+    """The numbers held behind a hole, and those that messages and beacons claimed."""
 
 
 class StreamIn:
     """One stream on one channel, as one subscription sees it.
 
-    `asked` is the first number of the question to its publisher whose answer is awaited, 0 if none is.
+    `asked` is the first number of the question to its publisher whose answer is awaited, 0 if none is. `lane` is the
+    server whose next message needs no closer look if its header begins with `word`. `ended_by` and `assured_by` are
+    the origins of the beacon that ended the stream and of the message that ended a doubt. `reviewed_at` is the begin
+    of the last hole about which agents were asked.
     """
 
     __slots__ = (
         "asked",
+        "assured_by",
         "attempts",
+        "barred",
+        "birth",
+        "claims",
         "doubted_at",
+        "end",
+        "ended_by",
+        "exempt",
         "final",
+        "first",
         "held",
         "hole_since",
+        "lane",
         "last",
         "marked",
+        "met",
         "next",
+        "older",
         "publisher",
+        "recalled",
+        "reviewed_at",
         "server",
         "stream",
+        "sure",
+        "tags",
         "touched",
+        "word",
     )
 
     def __init__(self, stream: int, next_sequence: int, server: str, now: float) -> None:
         self.stream = stream
         self.publisher = client_of(stream)
-        self.next = next_sequence
-        self.last = next_sequence - 1
-        self.held: dict[int, Message] = {}
+        self.first = self.next = next_sequence
+        self.last = self.sure = next_sequence - 1
+        self.held: dict[int, Held] = {}
+        self.claims: dict[int, set[Origin]] = {}
+        self.recalled: set[int] = set()
+        self.tags = array("Q")
+        self.older: dict[int, tuple[Origin, bool]] = {}
+        """Origins by number, each with whether the message was handed to the application."""
+        self.birth: tuple[int, Origin] | None = None
+        self.exempt: dict[str, int] = {}
+        self.barred: dict[str, int] = {}
+        self.ended_by: Origin | None = None
+        self.assured_by: Origin | None = None
+        self.lane = ""
+        self.word = 0
         self.server = server
         self.hole_since: float | None = None
         self.asked = 0
+        self.reviewed_at = 0
+        self.met = False
         self.attempts = 0
         self.doubted_at: int | None = None
         self.final = False
+        self.end = 0
+        """The last number, if `final`: beacons that do not go beyond it are older than the end."""
         self.touched = now
         self.marked = next_sequence
 
     def has_hole(self) -> bool:
         """Whether a number is known to exist that has not arrived."""
-        return self.next <= self.last
+        return self.next <= self.last or bool(self.recalled)
+
+    def hole_begin(self) -> int:
+        """The first missing number, or the next one."""
+        return min(self.recalled) if self.recalled else self.next
 
     def hole_end(self) -> int:
         """The last missing number of the first hole. Call only while there is one."""
+        if self.recalled:
+            number = min(self.recalled)
+            while number + 1 in self.recalled:
+                number += 1
+            return number
         return min(self.held) - 1 if self.held else self.last
 
     def skip_to(self, sequence: int) -> None:
         """Moves past a hole that was reported, or is not owed."""
+        if self.recalled and sequence <= self.hole_end() + 1:
+            self.recalled = {number for number in self.recalled if number >= sequence}
+            return
         for number in [number for number in self.held if number < sequence]:
             del self.held[number]
-        self.next = max(self.next, sequence)
+        if sequence > self.next:
+            self.set_aside()
+            self.next = sequence
         self.last = max(self.last, self.next - 1)
 
+    # How far the stream has come
+
     def knows(self, last: int) -> None:
-        """Takes evidence that the stream has come as far as `last`."""
+        """Takes evidence of an agent or the publisher that the stream has come as far as `last`."""
+        self.sure = max(self.sure, last)
         self.last = max(self.last, last)
+
+    def claim(self, last: int, origin: Origin | None) -> None:
+        """Takes the claim of a message or a beacon that the stream has come as far as `last`. Without an origin it is
+        believed."""
+        if origin is None or origin is RESENT:
+            self.knows(last)
+        elif last >= self.next:
+            self.claims.setdefault(last, set()).add(origin)
+            self.last = max(self.last, last)
+            if len(self.claims) > CLAIMS_MAX:
+                del self.claims[min(self.claims)]
+
+    def born(self, number: int, origin: Origin | None) -> None:
+        """A message or beacon has introduced the stream. If `first` follows from it, it must not be false."""
+        if origin is not None and origin is not RESENT:
+            self.met = True
+            if self.first != 1:
+                self.birth = number, origin
+
+    def is_baseless(self) -> bool:
+        """Whether nothing is left of a stream that was met by false messages."""
+        untouched = self.next == self.first and self.sure < self.first
+        return self.met and untouched and not (self.held or self.claims or self.recalled)
+
+    def assured(self, origin: Origin | None) -> None:
+        """The stream is heard again: it is not in doubt any more."""
+        if self.doubted_at is not None:
+            self.doubted_at = None
+            self.assured_by = origin
+
+    def deny(self, last: int, request: Request) -> None:
+        """The publisher had come as far as `last`: higher numbers that were known when it was asked are false. Those
+        that came since may be true."""
+        for number in request.numbers:
+            if number > last:
+                self.claims.pop(number, None)
+                self.held.pop(number, None)
+        if self.sure == request.sure:
+            self.sure = min(self.sure, max(last, self.next - 1))
+        self.recount()
+
+    def is_copy(self, number: int, origin: Origin) -> bool:
+        """Whether a message that is missing was published on its server before."""
+        if number <= self.barred.get(origin.server, 0):
+            return True
+        return number not in self.held and origin in self.claims.get(number, ())
+
+    def drop(self, number: int, origin: Origin | None) -> None:
+        """There is no room for a message: it is known to exist, and its publisher will be asked for it. A run of such
+        messages is barred as a whole, because there may be more than claims. Copies of it need a closer look."""
+        self.take_lane("", 0)
+        if origin is not None and number == max(self.next, self.barred.get(origin.server, 0) + 1):
+            self.barred[origin.server] = number
+        self.claim(number, origin)
+
+    def settle(self) -> None:
+        """There is no hole: claims have come true."""
+        self.hole_since = None
+        if self.claims:
+            self.claims.clear()
+
+    def disclaim(self, number: int, origin: Origin) -> None:
+        """A claim is false."""
+        origins = self.claims.get(number)
+        if origins is not None:
+            origins.discard(origin)
+            if not origins:
+                del self.claims[number]
+        self.recount()
+
+    def recount(self) -> None:
+        """Finds the highest number that is still known to exist."""
+        self.last = max(self.sure, self.next - 1, max(self.claims, default=0))
+
+    # Origins
+
+    def note(self, number: int, origin: Origin | None, handed: bool = True) -> None:
+        """Remembers the origin of the message that moved `next` behind `number`."""
+        if origin is None:
+            return
+        if origin.server == self.lane and origin.word == self.word and handed:
+            self.tags.append(origin.tag)
+            self.tags.append(origin.time_us)
+            if len(self.tags) >= KEPT_MAX:
+                del self.tags[: KEPT_MAX // 2]
+        else:
+            self.next -= 1
+            self.set_aside()
+            self.next += 1
+            self.older[number] = origin, handed
+
+    def take_lane(self, server: str, word: int) -> None:
+        """Takes plain messages of a server that begin with `word` from now on without a closer look."""
+        if server != self.lane or word != self.word:
+            self.set_aside()
+            self.lane = server
+            self.word = word
+
+    def set_aside(self) -> None:
+        """Moves the remembered tags to `older`. Call before `next` changes other than by the next message."""
+        if self.tags:
+            first = self.next - len(self.tags) // 2
+            for index in range(len(self.tags) // 2):
+                self.older[first + index] = self._remembered(index), True
+            del self.tags[:]
+        if len(self.older) > 2 * TAGS_MAX:
+            for number in sorted(self.older)[:-TAGS_MAX]:
+                del self.older[number]
+
+    def origin_of(self, number: int) -> tuple[Origin, bool] | None:
+        """The origin of a number that was delivered, and whether it was handed to the application."""
+        index = number - self.next + len(self.tags) // 2
+        if 0 <= index < len(self.tags) // 2:
+            return self._remembered(index), True
+        return self.older.get(number)
+
+    def origins(self, number: int) -> set[Origin]:
+        """All copies of a number that are remembered, and beacons that name it."""
+        found = set(self.claims.get(number, ()))
+        seen, held = self.origin_of(number), self.held.get(number)
+        found.update(origin for origin in (seen and seen[0], held and held[1]) if origin is not None)
+        found.update(origin for origin in (self.ended_by, self.assured_by) if origin is not None)
+        if self.birth is not None:
+            found.add(self.birth[1])
+        return found
+
+    def _remembered(self, index: int) -> Origin:
+        return Origin(self.lane, self.word, self.tags[2 * index + 1], self.tags[2 * index])
+
+    def recall(self, number: int) -> None:
+        """A delivered number counts as not received."""
+        self.set_aside()
+        self.older.pop(number, None)
+        self.recalled.add(number)
+        while self.next - 1 in self.recalled:
+            self.next -= 1
+            self.recalled.discard(self.next)
 
 
 class ChannelIn:

@@ -15,6 +15,8 @@ from shoal.channels import states
 from shoal.channels.client.server_link import ServerLink
 from shoal.plan.placement import Placement
 from shoal.wire import envelope
+from shoal.wire.identity import ClientKey
+from shoal.wire.lane_tag import LaneState, lane_state, tagged
 
 MARK_S: Final = 0.1
 """How far apart the remembered times of publication are, at least."""
@@ -23,9 +25,10 @@ MARKS_MAX: Final = 256
 
 
 class Lane:
-    """The path of one channel's messages to one server."""
+    """The path of one channel's messages to one server. `tags` makes the tags of its messages; None if there are none
+    (scheme 0)."""
 
-    __slots__ = ("confirmed", "link", "out", "sent", "state")
+    __slots__ = ("confirmed", "link", "out", "sent", "state", "tags")
 
     def __init__(self, out: Outgoing, link: ServerLink, confirmed: int) -> None:
         self.out = out
@@ -33,21 +36,30 @@ class Lane:
         self.state = states.LaneState.WAITING
         self.sent = confirmed
         self.confirmed = confirmed
+        self.tags: LaneState | None = None
+        if out.key is not None:
+            self.tags = lane_state(out.key.lane(link.server, out.name))
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.LANE` gives for the event."""
         self.state = states.step(states.LANE, self.state, event)
         self.out.find_solo()
 
+    def tagged(self, blob: bytes) -> bytes:
+        """An envelope as it is sent to this lane's server."""
+        return blob if self.tags is None else tagged(blob, self.tags)
+
 
 class Outgoing:
-    """One stream of this client on one channel."""
+    """One stream of this client on one channel. Messages in the window have the tag of the lane on which they were
+    published first, or none: each lane gives them its own when it sends them."""
 
     __slots__ = (
         "base",
         "beacon_armed",
         "beacon_delay",
         "confirmed",
+        "key",
         "lanes",
         "mark_due",
         "marks",
@@ -60,12 +72,16 @@ class Outgoing:
         "sizes",
         "solo",
         "stream",
+        "tags",
         "waiters",
         "window",
     )
 
-    def __init__(self, name: bytes, stream: int, placement: Placement, now: float) -> None:
+    def __init__(
+        self, name: bytes, stream: int, placement: Placement, now: float, key: ClientKey | None = None
+    ) -> None:
         self.name = name
+        self.key = key
         self.stream = stream
         self.seq = 0
         self.confirmed = 0
@@ -75,6 +91,7 @@ class Outgoing:
         self.sizes: deque[int] = deque()
         self.lanes: list[Lane] = []
         self.solo: Lane | None = None
+        self.tags: LaneState | None = None
         self.waiters: deque[tuple[int, object]] = deque()
         self.published_at = now
         self.marks: list[tuple[int, float]] = []
@@ -93,9 +110,11 @@ class Outgoing:
             self.window[index] = envelope.under(placement.version, self.window[index])
 
     def find_solo(self) -> None:
-        """Updates `solo`: the lane, if there is exactly one and it is live; the fast path of `publish`."""
+        """Updates `solo`: the lane, if there is exactly one and it is live; the fast path of `publish`. `tags` are
+        those of the solo lane."""
         lanes = self.lanes
         self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.LaneState.LIVE else None
+        self.tags = None if self.solo is None else self.solo.tags
 
     @property
     def settled(self) -> bool:

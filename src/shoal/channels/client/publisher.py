@@ -16,12 +16,13 @@ from shoal.channels.states import ANNOUNCE
 from shoal.channels.timers import patience
 from shoal.rules import rule
 from shoal.wire import control, envelope
-from shoal.wire.envelope import SUFFIX
+from shoal.wire.envelope import NUMBERS, SUFFIX
 
 REPEAT: Final = rule("repeat", "Unconfirmed messages are repeated after the connection is lost.")
 
 
 _pack = SUFFIX.pack
+_pack_numbers = NUMBERS.pack
 
 
 CHUNK_MESSAGES: Final = 64
@@ -30,6 +31,9 @@ CHUNK_BYTES: Final = 1 << 18
 
 PACES_QUIET: Final = 2.0
 """A stream with a steady pace counts as quiet after this many paces without a message."""
+
+BEGUN_MAX: Final = 4096
+"""Streams whose channel a publisher remembers. It does not answer questions about older ones that have ended."""
 
 
 class Publisher:
@@ -41,6 +45,8 @@ class Publisher:
         self._bytes_max = context.limits.publish_buffer_bytes_max
         self._outs: dict[bytes, Outgoing] = {}
         self._epoch = 0
+        self._begun: dict[int, bytes] = {}
+        """The channels of the streams that began last, by epoch."""
         self.asked: dict[int, Lane] = {}
         self.pending_messages = 0
         self.pending_bytes = 0
@@ -58,11 +64,17 @@ class Publisher:
         if out is None:
             out = self._open(channel, now)
         out.seq = seq = out.seq + 1
+        prefix = out.prefix
         if attributes:
             prefix = envelope.prefix(envelope.ATTRIBUTES, out.placement.version, out.stream)
-            blob = prefix + _pack(seq, time_us) + attributes + payload
+            payload = attributes + payload
+        if out.tags is None:
+            blob = prefix + _pack(seq, time_us) + payload
         else:
-            blob = out.prefix + _pack(seq, time_us) + payload
+            head = prefix + _pack_numbers(seq, time_us)
+            tag = out.tags.copy()
+            tag.update(head)
+            blob = head + tag.digest() + payload
         size = len(blob)
         out.window.append(blob)
         out.sizes.append(size)
@@ -103,8 +115,13 @@ class Publisher:
 
     def _open(self, channel: bytes, now: float) -> Outgoing:
         self._epoch += 1
+        self._begun[self._epoch] = channel
+        if len(self._begun) > BEGUN_MAX:
+            del self._begun[next(iter(self._begun))]
         stream = envelope.stream_id(self._context.client, self._epoch)
-        out = self._outs[channel] = Outgoing(channel, stream, self._context.book.placement(channel), now)
+        out = self._outs[channel] = Outgoing(
+            channel, stream, self._context.book.placement(channel), now, self._context.key
+        )
         self._lay_lanes(out, now)
         return out
 
@@ -156,7 +173,7 @@ class Publisher:
     def _send_left(self, link: ServerLink, out: Outgoing) -> None:
         """Sends Left to the agent of a server, so that it does not wait for this stream any more."""
         revision = self._context.book.revision(out.name)
-        if revision and link.open:
+        if revision and link.open and self._context.knows_incarnation(link):
             self._context.tell_agent(link, control.Left(out.name, out.stream, revision, link.incarnation))
 
     def _ask(self, lane: Lane, now: float) -> None:
@@ -195,7 +212,7 @@ class Publisher:
         out, counters = lane.out, self._context.counters
         if out.seq and ANNOUNCE in self._context.rules:
             counters.announces += 1
-            lane.link.publish(out.name, out.beacon(lane.confirmed, 0))
+            lane.link.publish(out.name, lane.tagged(out.beacon(lane.confirmed, 0)))
             self._context.touch(lane.link)
         if REPEAT in self._context.rules:
             counters.repeated += lane.sent - lane.confirmed
@@ -218,7 +235,7 @@ class Publisher:
             return
         blobs = out.page(lane.sent + 1, out.seq, allowance, CHUNK_BYTES)
         for blob in blobs:
-            link.publish(out.name, blob, lane)
+            link.publish(out.name, lane.tagged(blob), lane)
         lane.sent += len(blobs)
         self._context.touch(link)
 
@@ -319,7 +336,7 @@ class Publisher:
         for lane in out.lanes:
             if lane.state is states.LaneState.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
-                lane.link.publish(out.name, out.beacon(out.seq, 0, final))
+                lane.link.publish(out.name, lane.tagged(out.beacon(out.seq, 0, final)))
                 self._context.touch(lane.link)
 
     def idle_due(self, out: Outgoing, now: float) -> None:
@@ -349,18 +366,23 @@ class Publisher:
     # Answers to subscribers
 
     def heal(self, link: ServerLink, client: int, nonce: int, request: control.Heal, now: float) -> None:
-        """A subscriber missed messages: sends it a page of them, on the server that it asked on."""
+        """A subscriber missed messages: sends it a page of them, on the server that it asked on. A stream that this
+        client has never begun on the channel has no messages."""
         out = self._outs.get(request.channel)
         if out is None or out.stream != request.stream or request.first > request.last:
+            epoch = envelope.epoch_of(request.stream)
+            if self._epoch < epoch or self._begun.get(epoch, request.channel) != request.channel:
+                never = control.Healed(request.channel, request.stream, 0, 0, 0, request.first)
+                self._context.answer_peer(link, client, never, nonce)
             return
         limits = self._context.limits
         page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
         for blob in page:
-            self._context.tell_peer(link, client, control.Resend(out.name, blob), nonce)
+            self._context.answer_peer(link, client, control.Resend(out.name, blob), nonce)
         until = max(request.last, request.until)
         age_ms = int(1000 * (now - out.published_by(min(until, out.base - 1))))
         answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first, age_ms, until)
-        self._context.tell_peer(link, client, answer, nonce)
+        self._context.answer_peer(link, client, answer, nonce)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)
 

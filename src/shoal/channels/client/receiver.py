@@ -7,11 +7,14 @@ missing message, a beacon, a publisher's answer); `gap_timeout_s` is the last re
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 from shoal.channels.client.context import Context
-from shoal.channels.client.incoming_stream import ChannelIn, StreamIn
-from shoal.channels.client.subscription import SubscriptionCore
+from shoal.channels.client.incoming_stream import RESENT, ChannelIn, Origin, Request, StreamIn
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.client.subscription import SubscribedServer, SubscriptionCore
+from shoal.channels.states import LinkState, SiteState
 from shoal.channels.timers import patience
 from shoal.errors import ProtocolError
 from shoal.message import Gap, Message
@@ -25,12 +28,12 @@ from shoal.wire.envelope import (
     FOREIGN,
     HEADER,
     HEADER_BYTES,
-    PLAIN,
-    PLAIN_HEADER,
     UNKNOWN_FLAGS,
+    WORDS,
     body_at,
     client_of,
     is_envelope,
+    is_plain,
     settled_of,
     split_attributes,
 )
@@ -39,8 +42,12 @@ DEDUPE: Final = rule("dedupe", "A sequence number below the next expected one is
 ORDER: Final = rule("order", "A message after a hole waits until the hole is healed or reported.")
 HEAL: Final = rule("heal", "A hole is requested from its publisher before it is reported.")
 UNBROKEN: Final = rule("unbroken", "After a lapsed lease, an unknown stream is expected from its first number.")
+AWAY: Final = rule("away", "A subscriber that was away, or had no room, takes what it missed only from the publishers.")
 BASELINE: Final = rule("baseline", "A new subscription starts at the positions of the streams that the agent names.")
 
+
+REQUESTS_MAX: Final = 4096
+"""Requests to publishers whose answers are taken. Beyond it the oldest are forgotten, and asked again."""
 
 FOREIGN_PUBLISHER: Final = 0
 """The publisher in gaps for messages of plain Redis clients."""
@@ -52,26 +59,35 @@ class Receiver:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.streams_max = context.limits.streams_per_channel_max
+        self._requests: dict[int, Request] = {}
 
     # What arrives
 
-    def accept_next(self, sub: SubscriptionCore, blob: bytes) -> bool:
+    def accept_next(self, sub: SubscriptionCore, blob: bytes, server: str) -> bool:
         """Takes a plain message if it is the next of its stream and there is room; returns whether it was. `Arrivals`
         does the same inline where a channel has one subscription."""
         if len(blob) < HEADER_BYTES or not sub.in_force:
             return False
-        kind, stream_id, sequence, time_us = PLAIN_HEADER.unpack_from(blob)
+        word, stream_id, sequence, time_us, tag = WORDS.unpack_from(blob)
         stream = sub.streams.get(stream_id)
-        if kind != PLAIN or stream is None or stream.next != sequence or stream.held or sub.inbox.full:
+        if stream is None or stream.next != sequence or stream.held or sub.inbox.full:
+            return False
+        if stream.lane != server or stream.word != word:
             return False
         stream.next = sequence + 1
-        self._deliver(sub, Message(sub.text, blob[HEADER_BYTES:], stream.publisher, sequence, time_us))
+        handed = self.deliver(sub, Message(sub.text, blob[HEADER_BYTES:], stream.publisher, sequence, time_us))
+        if self._context.key is not None:
+            stream.note(sequence, Origin(server, word, time_us, tag), handed)
         return True
 
-    def accept(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> None:
-        """Takes any payload from a channel."""
+    def accept(
+        self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float, resent: bool = False
+    ) -> None:
+        """Takes any payload from a channel, or a message that its publisher has sent again."""
         if not sub.in_force:
             self._keep_early(sub, channel, blob, server)
+            return
+        if not resent and self._keep_unanswered(sub, channel, blob, server):
             return
         if not is_envelope(blob):
             self._foreign(sub, sub.channel(channel), blob)
@@ -87,6 +103,10 @@ class Receiver:
             self._context.counters.garbage += 1
             return
         chan = sub.channel(channel)
+        origin: Origin | None = None
+        lapsed = stream_id in chan.lapsed
+        if self._context.key is not None:
+            origin = RESENT if resent else Origin.of(blob, server)
         try:
             if flags & BEACON:
                 settled = settled_of(blob)
@@ -94,7 +114,9 @@ class Receiver:
                     raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
                 known = chan.streams.get(stream_id)
                 stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
-                self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), server, now)
+                if known is None and not lapsed:
+                    stream.born(sequence, origin)
+                self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), origin, server, now)
                 return
             at = body_at(blob)
             attributes, payload = split_attributes(blob, at) if flags & ATTRIBUTES else (None, blob[at:])
@@ -102,28 +124,65 @@ class Receiver:
             self._context.counters.garbage += 1
             return
         message = Message(chan.text, payload, client_of(stream_id), sequence, time_us, attributes, sub.pattern_text)
-        stream = chan.streams.get(stream_id) or self._meet(sub, chan, stream_id, sequence, version, server, now)
+        known = chan.streams.get(stream_id)
+        stream = known or self._meet(sub, chan, stream_id, sequence, version, server, now)
+        if known is None and not lapsed:
+            stream.born(sequence, origin)
         stream.server = server
-        self._take(sub, chan, stream, sequence, message, now)
+        expected = stream.next == sequence and not resent
+        self.take(sub, chan, stream, sequence, message, origin, now)
+        if expected and stream.next > sequence and not stream.has_hole():
+            word, *_ = WORDS.unpack_from(blob)
+            stream.take_lane(server if is_plain(word) else "", word)
 
     def _foreign(self, sub: SubscriptionCore, chan: ChannelIn, blob: bytes) -> None:
         """A message of a plain Redis client. It cannot be sent again, so if it does not fit it is a gap."""
         self._context.counters.foreign += 1
         if not sub.inbox.full:
             sub.foreign_missed = False
-            self._deliver(sub, Message(chan.text, blob, pattern=sub.pattern_text))
+            self.deliver(sub, Message(chan.text, blob, pattern=sub.pattern_text))
         elif not sub.foreign_missed:
             sub.foreign_missed = True
             self._report(sub, chan, FOREIGN_PUBLISHER, 0, None, "the inbox was full, and foreign messages are not kept")
 
     def _keep_early(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
         """Keeps a message that came before the subscription is in force. Nothing is owed yet, so if there are too many,
-        the subscription starts after those that it has."""
+        the subscription starts after those that it has. Where their numbers may be false, it remembers the claims of
+        the newest, and asks the publishers for those above the baseline."""
         if len(sub.early) >= self._context.limits.held_messages_max:
-            for passed in sub.early:
-                self._start_after(sub, *passed)
+            for early in sub.early:
+                if self._context.key is None:
+                    self._start_after(sub, *early)
+                else:
+                    sub.passed.append(early)
             sub.early.clear()
         sub.early.append((channel, blob, server))
+
+    def _keep_unanswered(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> bool:
+        """Keeps a message from a server whose agent has not told yet how far the streams there had come when the
+        subscription came; returns whether it does. Of too many the oldest are dropped, and asked for later."""
+        site = sub.sites.get(server)
+        if site is None or site.state is not SiteState.ASKING or self._context.key is None:
+            return False
+        if AWAY not in self._context.rules:
+            return False
+        site.kept.append((channel, blob))
+        if len(site.kept) > self._context.limits.held_messages_max:
+            del site.kept[0]
+        return True
+
+    def returned(self, sub: SubscriptionCore, site: SubscribedServer, listed: control.HeardList, now: float) -> None:
+        """An agent has told how far the streams on its server had come when the subscription came: lower numbers are
+        taken from resends only, higher ones as they come."""
+        kept, site.kept = site.kept, []
+        if self._context.key is not None and AWAY in self._context.rules:
+            for channel, number, last, _ in listed:
+                chan = sub.channels.get(channel)
+                stream = chan.streams.get(number) if chan is not None else None
+                if stream is not None and stream.next <= last & ~ENDED:
+                    stream.barred[site.server] = last & ~ENDED
+        for channel, blob in kept:
+            self.accept(sub, channel, blob, site.server, now)
 
     @staticmethod
     def _start_after(sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
@@ -150,59 +209,108 @@ class Receiver:
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
 
-    def _take(
-        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, now: float
+    def take(
+        self,
+        sub: SubscriptionCore,
+        chan: ChannelIn,
+        stream: StreamIn,
+        sequence: int,
+        message: Message,
+        origin: Origin | None,
+        now: float,
     ) -> None:
+        """Takes a message of a known stream."""
         counters, rules = self._context.counters, self._context.rules
-        stream.doubted_at = None
+        stream.assured(origin)
         stream.touched = now
-        if sequence < stream.next:
+        if sequence < stream.next and sequence not in stream.recalled:
             counters.duplicates += 1
+            if origin is not None:
+                self._keep_rival(sub, chan, stream, sequence, message, origin)
             if DEDUPE not in rules:
-                self._deliver(sub, message)
+                self.deliver(sub, message)
+        elif origin is not None and origin is not RESENT and AWAY in rules and stream.is_copy(sequence, origin):
+            counters.barred += 1
+            self.hole(sub, chan, stream, now)
         elif sub.inbox.full:
-            stream.knows(sequence)
+            stream.drop(sequence, origin)
             if sequence == stream.next:
                 stream.hole_since = now
             self._overflow(sub, now)
+        elif sequence < stream.next:
+            stream.recalled.discard(sequence)
+            stream.older[sequence] = origin or RESENT, self.deliver(sub, message)
+            stream.hole_since = now
+            self.advance(sub, chan, stream, now)
         elif sequence == stream.next:
-            stream.held.pop(sequence, None)
+            held = stream.held.pop(sequence, None)
+            if held is not None and origin is not None and held[1] != origin:
+                sub.keep_rival((chan.name, stream.stream, sequence, held[1]), held[0])
             stream.next += 1
             stream.hole_since = now
-            stream.knows(sequence)
-            self._deliver(sub, message)
-            self._advance(sub, chan, stream, now)
+            stream.last = max(stream.last, sequence)
+            if origin is None or origin is RESENT:
+                stream.knows(sequence)
+            stream.note(sequence, origin, self.deliver(sub, message))
+            self.advance(sub, chan, stream, now)
         elif ORDER not in rules:
             stream.skip_to(sequence + 1)
-            self._deliver(sub, message)
+            self.deliver(sub, message)
         else:
-            stream.knows(sequence)
-            if len(stream.held) < self._context.limits.held_messages_max:
-                stream.held[sequence] = message
+            stream.claim(sequence, origin)
+            held = stream.held.get(sequence)
+            if held is not None and origin is not None and held[1] != origin:
+                sub.keep_rival((chan.name, stream.stream, sequence, origin), message)
+            elif held is None and len(stream.held) < self._context.limits.held_messages_max:
+                stream.held[sequence] = message, origin or RESENT
                 counters.held += 1
-            self._hole(sub, chan, stream, now)
+            self.hole(sub, chan, stream, now)
+
+    def _keep_rival(
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, origin: Origin
+    ) -> None:
+        """A number comes again. If the tag is another one, or the number is below one by which the stream was met, the
+        first copy may be false."""
+        seen = stream.origin_of(sequence)
+        if seen[0] != origin if seen is not None else stream.birth is not None and sequence < stream.first:
+            self._context.counters.rivals += 1
+            sub.keep_rival((chan.name, stream.stream, sequence, origin), message)
 
     def _beacon(
-        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, final: bool, server: str, now: float
+        self,
+        sub: SubscriptionCore,
+        chan: ChannelIn,
+        stream: StreamIn,
+        last: int,
+        final: bool,
+        origin: Origin | None,
+        server: str,
+        now: float,
     ) -> None:
         """How far a stream has come."""
         stream.server = server
-        stream.doubted_at = None
+        stream.assured(origin)
         stream.touched = now
-        stream.final = stream.final or final
-        stream.knows(last)
+        if final and not stream.final:
+            stream.final, stream.end, stream.ended_by = True, last, origin
+        elif stream.final and not final and last > stream.end:
+            stream.final, stream.ended_by = False, origin
+        stream.claim(last, origin)
         if stream.has_hole():
-            self._hole(sub, chan, stream, now)
+            self.hole(sub, chan, stream, now)
 
-    def _deliver(self, sub: SubscriptionCore, message: Message) -> None:
+    def deliver(self, sub: SubscriptionCore, message: Message) -> bool:
+        """Hands a message to the application; returns False if the application does not want it."""
         if sub.wanted is not None and not sub.wanted(message.attributes or {}):
             self._context.counters.unwanted += 1
-            return
+            return False
         sub.inbox.put(message)
         self._context.counters.delivered += 1
-        self._notify(sub)
+        self.notify(sub)
+        return True
 
-    def _notify(self, sub: SubscriptionCore) -> None:
+    def notify(self, sub: SubscriptionCore) -> None:
+        """The application finds something new in its inbox."""
         if not sub.notified:
             sub.notified = True
             self._context.ready.append(sub)
@@ -214,18 +322,22 @@ class Receiver:
             sub.inbox.overflows += 1
             self._context.counters.overflows += 1
 
-    def _advance(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def advance(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Delivers the messages held behind a filled hole, as many as fit, and checks for another hole."""
         while stream.next in stream.held:
             if sub.inbox.full:
                 self._overflow(sub, now)
                 return
-            self._deliver(sub, stream.held.pop(stream.next))
-            stream.next += 1
+            number = stream.next
+            message, origin = stream.held.pop(number)
+            handed = self.deliver(sub, message)
+            stream.next = number + 1
+            if self._context.key is not None:
+                stream.note(number, origin, handed)
         if stream.has_hole():
-            self._hole(sub, chan, stream, now)
+            self.hole(sub, chan, stream, now)
         else:
-            stream.hole_since = None
+            stream.settle()
 
     # Baselines and evidence
 
@@ -237,13 +349,27 @@ class Receiver:
             for (channel, stream_id), (last, server) in sub.baseline.items():
                 chan = sub.channel(channel)
                 stream = chan.streams[stream_id] = StreamIn(stream_id, (last & ~ENDED) + 1, server, now)
-                stream.final = bool(last & ENDED)
+                stream.final, stream.end = bool(last & ENDED), last & ~ENDED
             self._context.counters.late_joins += bool(sub.baseline)
         sub.baseline.clear()
+        for channel, blob, server in sub.passed:
+            self._claim_passed(sub, channel, blob, server, now)
+        sub.passed.clear()
         early, sub.early = sub.early, []
         for channel, blob, server in early:
             self.accept(sub, channel, blob, server, now)
-        self._notify(sub)
+        self.notify(sub)
+
+    def _claim_passed(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> None:
+        """Takes the claim of a message that was not kept before the subscription was in force."""
+        if is_envelope(blob):
+            _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(blob)
+            chan = sub.channel(channel)
+            stream = chan.streams.get(stream_id)
+            if stream is not None and not flags & (UNKNOWN_FLAGS | FOREIGN):
+                stream.claim(sequence, Origin.of(blob, server))
+                if stream.has_hole():
+                    self.hole(sub, chan, stream, now)
 
     def evidence(self, sub: SubscriptionCore, listed: tuple[bytes, int, int, int], server: str, now: float) -> None:
         """An agent says how far a stream has come while the subscription was not listening there, and for how long it
@@ -260,15 +386,16 @@ class Receiver:
             stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         elif past and not stream.has_hole():
             stream.skip_to(end)
+            stream.sure = max(stream.sure, end - 1)
         if end > stream.last + 1:
             stream.touched = now
         stream.knows(end - 1)
         if last & ENDED:
-            stream.final = True
+            stream.final, stream.end, stream.ended_by = True, end - 1, None
             stream.doubted_at = None
         if stream.has_hole():
             stream.server = server
-            self._hole(sub, chan, stream, now)
+            self.hole(sub, chan, stream, now)
 
     def _is_past(self, sub: SubscriptionCore, age_s: float, now: float) -> bool:
         """Whether something that another process measured as `age_s` old happened before the subscription began."""
@@ -290,7 +417,7 @@ class Receiver:
 
     def doubt_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """The publisher has not answered: its possible last messages are reported as an open gap."""
-        if stream.doubted_at is None or sub.closed:
+        if stream.doubted_at is None or sub.closed or chan.streams.get(stream.stream) is not stream:
             return
         if stream.doubted_at != stream.next:
             stream.doubted_at = None
@@ -298,7 +425,7 @@ class Receiver:
         reason = "no agent heard it for a while, and its publisher does not answer"
         self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
         for number in sorted(stream.held):
-            self._deliver(sub, stream.held[number])
+            self.deliver(sub, stream.held[number][0])
             stream.next = number + 1
         chan.lapse(stream)
 
@@ -316,11 +443,12 @@ class Receiver:
     def _report_unknown(self, sub: SubscriptionCore, reason: str) -> None:
         self._context.counters.open_gaps += 1
         sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))
-        self._notify(sub)
+        self.notify(sub)
 
     # Holes
 
-    def _hole(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+    def hole(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """A stream has a hole: its publisher will be asked."""
         if stream.hole_since is None:
             stream.hole_since = now
             self._context.counters.holes += 1
@@ -337,13 +465,22 @@ class Receiver:
                 return
         elif stream.hole_since is None:
             stream.hole_since = now
-        elif now - stream.hole_since >= limits.gap_timeout_s:
+        elif now - stream.hole_since >= limits.gap_timeout_s and not self._review_claims(sub, stream, now):
             self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
             return
         if HEAL in self._context.rules:
             self._ask(sub, chan, stream)
         self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
         stream.attempts += 1
+
+    def _review_claims(self, sub: SubscriptionCore, stream: StreamIn, now: float) -> bool:
+        """Before a hole that only messages claim becomes a gap, asks the agents once more; returns whether it does."""
+        if self._context.key is None or stream.sure >= stream.hole_end() or stream.reviewed_at == stream.hole_begin():
+            return False
+        stream.reviewed_at = stream.hole_begin()
+        for site in sub.sites.values():
+            self._context.timers.set(("review", site), now)
+        return True
 
     def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
         """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
@@ -352,13 +489,44 @@ class Receiver:
             return
         links.sort(key=lambda link: link.server != stream.server)
         link = links[stream.attempts % len(links)]
+        if self._context.peers.lacks(client_of(stream.stream)):
+            self._introduce(link, client_of(stream.stream), ("heal", sub, chan, stream))
+            return
         self._context.counters.heals_asked += 1
-        stream.asked = stream.next
+        stream.asked = begin = stream.hole_begin()
         room = max(1, (sub.inbox.messages_max - len(sub.inbox.items)) // max(1, sub.healing))
-        hole_end = stream.hole_end() if stream.has_hole() else stream.next
-        last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
-        request = control.Heal(chan.name, stream.stream, stream.next, last, hole_end)
-        self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
+        hole_end = stream.hole_end() if stream.has_hole() else begin
+        last = min(hole_end, begin + min(room, self._context.limits.heal_page_messages) - 1)
+        nonce = self._context.next_number()
+        self._requests[nonce] = Request(stream.stream, stream.last, stream.sure, (*stream.held, *stream.claims))
+        if len(self._requests) > REQUESTS_MAX:
+            del self._requests[next(iter(self._requests))]
+        request = control.Heal(chan.name, stream.stream, begin, last, hole_end)
+        self._context.ask_peer(link, client_of(stream.stream), request, nonce)
+
+    def _introduce(self, link: ServerLink, publisher: int, timer: Hashable) -> None:
+        """Asks an agent for the key of a publisher, which is asked for messages when it has come."""
+        usable = [other for other in self._context.links.values() if other.state is LinkState.USABLE]
+        if link.state is not LinkState.USABLE and usable:
+            link = usable[0]
+        nonce = self._context.next_number()
+        self._context.counters.introductions += 1
+        self._context.peers.asked(nonce, publisher, timer)
+        self._context.tell_agent(link, control.Introduce(nonce, publisher))
+
+    def introduced(self, nonce: int, message: control.Introduced, now: float) -> None:
+        """An agent has sent the key of a publisher."""
+        for timer in self._context.peers.introduced(nonce, message):
+            self._context.timers.set(timer, now)
+
+    def request(self, nonce: int, publisher: int) -> Request | None:
+        """The request that an answer names; None if this publisher was not asked, or has answered already."""
+        request = self._requests.get(nonce)
+        return request if request is not None and client_of(request.stream) == publisher else None
+
+    def answered(self, nonce: int) -> None:
+        """A publisher has answered a request completely."""
+        self._requests.pop(nonce, None)
 
     def resent(self, sub: SubscriptionCore, message: control.Resend, server: str, now: float) -> None:
         """A message that its publisher sent again; only those that were asked for are taken."""
@@ -368,16 +536,18 @@ class Receiver:
         _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(message.blob)
         chan = sub.channels.get(message.channel)
         stream = chan.streams.get(stream_id) if chan else None
-        if stream is None or not stream.asked or flags & BEACON or not stream.next <= sequence <= stream.last:
+        if stream is None or not stream.asked or flags & BEACON:
             return
-        before = stream.next, len(stream.held)
-        self.accept(sub, message.channel, message.blob, server, now)
-        if (stream.next, len(stream.held)) != before:
+        if not stream.next <= sequence <= stream.last and sequence not in stream.recalled:
+            return
+        before = stream.next, len(stream.held), len(stream.recalled)
+        self.accept(sub, message.channel, message.blob, server, now, resent=True)
+        if (stream.next, len(stream.held), len(stream.recalled)) != before:
             self._context.counters.healed += 1
             stream.hole_since = now if stream.has_hole() else None
             stream.attempts = 0
 
-    def healed(self, sub: SubscriptionCore, message: control.Healed, now: float) -> None:
+    def healed(self, sub: SubscriptionCore, message: control.Healed, now: float, request: Request | None) -> None:
         """The end of a page: messages that the publisher no longer has are a gap; the rest of the hole is asked for
         next.
 
@@ -392,6 +562,9 @@ class Receiver:
         stream.doubted_at = None
         stream.touched = now
         stream.knows(message.last)
+        if request is not None and self._is_withdrawn(message, request):
+            self._context.counters.evidence_withdrawn += 1
+            stream.deny(message.assigned, request)
         if stream.has_hole() and message.first != stream.asked:
             return
         stream.asked = 0
@@ -399,30 +572,37 @@ class Receiver:
             stream.attempts = 0
             sub.healing = max(0, sub.healing - 1)
             return
-        if stream.next > message.first:
+        if stream.hole_begin() > message.first:
             stream.hole_since = now
             stream.attempts = 0
-        if stream.next < message.floor:
+        if stream.hole_begin() < message.floor:
             lost_to = min(stream.hole_end(), message.floor - 1)
             if lost_to <= message.until and self._is_past(sub, message.age_ms / 1000, now):
                 self._skip(sub, chan, stream, lost_to, now)
             else:
                 self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
-        if stream.has_hole() and stream.next > message.first:
+        if stream.has_hole() and stream.hole_begin() > message.first:
             self._context.timers.set(("heal", sub, chan, stream), now)
+
+    def _is_withdrawn(self, message: control.Healed, request: Request) -> bool:
+        """Whether the publisher has not used all the numbers that were known to exist when it was asked. Only with
+        authentic messages: anyone could say that otherwise."""
+        if self._context.key is None or request.stream != message.stream:
+            return False
+        return message.assigned < request.known
 
     def _give_up(
         self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, reason: str, now: float
     ) -> None:
         """Reports a hole. The time limit for the next one runs from the last sign of life of its publisher."""
-        self._report(sub, chan, client_of(stream.stream), stream.next, last, reason)
+        self._report(sub, chan, client_of(stream.stream), stream.hole_begin(), last, reason)
         self._skip(sub, chan, stream, last, now)
 
     def _skip(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, now: float) -> None:
         """Goes on behind `last`: what is missing until then was reported, or is not owed."""
         stream.skip_to(last + 1)
         stream.hole_since = now if stream.hole_since is None else max(stream.hole_since, stream.touched)
-        self._advance(sub, chan, stream, now)
+        self.advance(sub, chan, stream, now)
         if stream.doubted_at is not None:
             stream.doubted_at = stream.next
 
@@ -432,7 +612,7 @@ class Receiver:
         self._context.counters.gaps += 1
         self._context.counters.open_gaps += last is None
         sub.inbox.report(Gap(chan.text, publisher, first, last, reason, sub.pattern_text))
-        self._notify(sub)
+        self.notify(sub)
 
     # Room and memory
 
@@ -443,7 +623,7 @@ class Receiver:
             sub.overflowed = False
             sub.healing = 0
             for chan, stream in sub.all_streams():
-                self._advance(sub, chan, stream, now)
+                self.advance(sub, chan, stream, now)
                 if stream.has_hole():
                     known_s = sub.overflowed_at - stream.hole_since if stream.hole_since is not None else 0.0
                     stream.hole_since = now - max(0.0, known_s)

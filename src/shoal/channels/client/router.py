@@ -23,14 +23,18 @@ import msgspec
 from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
+from shoal.channels.client.authentication import Authentication
 from shoal.channels.client.context import AgentRefused, Context, FetchRing, Unreachable
 from shoal.channels.client.inbox import Inbox
+from shoal.channels.client.incoming_stream import Request
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
+from shoal.channels.client.refutation import Refutations
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import SubscriptionCore, Wanted
+from shoal.channels.heartbeat_order import Age
 from shoal.channels.timers import Timers
 from shoal.errors import PlanError, ProtocolError, TooManySubscriptionsError
 from shoal.limits import Limits
@@ -39,6 +43,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
+from shoal.wire.identity import ClientKey
 
 LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
 
@@ -68,15 +73,22 @@ class RouterStatistics(msgspec.Struct, frozen=True):
 
 class Router:
     """One client. `client` is a random number of 48 bits that no other client uses; `first_number` should be hard to
-    guess, so that other clients cannot answer in an agent's name."""
+    guess, so that other clients cannot answer in an agent's name. `key` is the client's key, None with scheme 0."""
 
     def __init__(
-        self, client: int, book: PlanBook, limits: Limits, rules: Rules = ALL_RULES, first_number: int = 1
+        self,
+        client: int,
+        book: PlanBook,
+        limits: Limits,
+        rules: Rules = ALL_RULES,
+        first_number: int = 1,
+        key: ClientKey | None = None,
     ) -> None:
-        self._context = Context(client, book, limits, rules, first_number)
+        self._context = Context(client, book, limits, rules, first_number, key)
         self._publisher = Publisher(self._context)
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
+        self._refutations = Refutations(self._context, self._subscriber, self._receiver)
         self.effects = self._context.effects
         """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.unsent: Sized = self._context.dirty
@@ -91,9 +103,10 @@ class Router:
         self.limits = limits
         self._inbox = inbox_channel(client)
         self._peer_channel = peer_channel(client)
+        self._authentication = Authentication(self._context)
         self._arrivals = Arrivals(self._context, self._publisher, self._subscriber, self._receiver, self._internal)
         self._unused: set[bytes] = set()
-        self._byes_owed: dict[str, dict[tuple[bool, bytes], bool]] = {}
+        self._byes_owed: dict[str, dict[tuple[bool, bytes], bool | None]] = {}
         self._context.lease_over = self._lease_due
         self._duties: dict[str, Callable[..., None]] = {
             "lease": self._lease_due,
@@ -108,6 +121,7 @@ class Router:
             "idle": self._publisher.idle_due,
             "heal": self._receiver.heal_due,
             "doubt": self._receiver.doubt_due,
+            "review": self._refutations.review_due,
         }
 
     # The application
@@ -292,7 +306,7 @@ class Router:
         for address in ring.servers:
             link = self._context.links.get(address.id)
             if link is None:
-                link = self._context.links[address.id] = ServerLink(address)
+                link = self._context.links[address.id] = ServerLink(address, self._context.key, self._context.rules)
                 link.byes.update(self._byes_owed.pop(address.id, {}))
             elif link.address != address:
                 link.address = address
@@ -434,8 +448,25 @@ class Router:
         """A control message. Those that cannot be read, or are for other receivers, are counted and dropped."""
         if channel not in (HEARTBEAT_CHANNEL, self._inbox, self._peer_channel):
             return
+        head = control.read_head(data)
+        if head is None or (channel != self._peer_channel and len(data) > control.FROM_AGENT_BYTES_MAX):
+            self.counters.garbage += 1
+            return
+        authentication = self._authentication
+        if channel == HEARTBEAT_CHANNEL:
+            authentic = authentication.is_from_agents(link, head, data, now)
+        elif channel == self._peer_channel:
+            authentic = authentication.is_from_peer(head, data)
+        else:
+            authentic = authentication.is_from_agent(link, head, data, now)
+        if not authentic:
+            if self._context.key is None:
+                self.counters.garbage += 1
+            else:
+                self.counters.unauthentic += 1
+            return
         try:
-            client, number, message = control.decode(data)
+            client, number, message = control.decode(data, head)
         except ProtocolError:
             self.counters.garbage += 1
             return
@@ -443,26 +474,44 @@ class Router:
             self._broadcast(link, number, message, now)
         elif channel == self._peer_channel:
             self._from_peer(link, client, number, message, now)
-        elif client == self._context.client:
-            self._from_agent(link, number, message, now)
         else:
-            self.counters.garbage += 1
+            self._from_agent(link, number, message, now)
 
     def _broadcast(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         if isinstance(message, control.Heartbeat) and message.server == link.server:
-            self._lease_due(link, now)
-            link.heartbeat_heard(number, message, self._lease_s(message.lease_ms))
-            self._take_heartbeat(link, message.ring_version, now)
+            self._heartbeat(link, number, message, now)
         elif isinstance(message, control.Resync) and message.server == link.server:
+            if self._context.key is not None and not link.takes_resync(number, message):
+                self.counters.outdated += 1
+                return
             self.counters.resyncs += 1
             link.incarnation = message.incarnation
+            self._refutations.heard(link)
             channels, patterns = self._subscriber.present(link)
             streams = self._publisher.present(link)
             for part in control.presents(message.incarnation, number, channels, patterns, streams):
                 self._context.tell_agent(link, part)
             self._subscriber.acknowledge_all(link)
+            self._context.incarnation_known(link)
         else:
             self.counters.garbage += 1
+
+    def _heartbeat(self, link: ServerLink, number: int, heartbeat: control.Heartbeat, now: float) -> None:
+        age = Age.NEWS
+        if self._context.key is not None:
+            age = link.order.judge(heartbeat.instance, number)
+        if age is Age.NEWS:
+            self._lease_due(link, now)
+            link.heartbeat_heard(number, heartbeat, self._lease_s(heartbeat.lease_ms))
+            self._take_heartbeat(link, heartbeat.ring_version, now)
+            if self._context.key is not None:
+                self._refutations.heard(link)
+                self._refutations.told(link, heartbeat, now)
+            return
+        self.counters.outdated += 1
+        if age is Age.STRANGE and not link.greeted_since(now - self.limits.hello_retry_s):
+            self._greet(link, now)
+            self._context.touch(link)
 
     def _from_agent(self, link: ServerLink, number: int, message: control.Control, now: float) -> None:
         match message:
@@ -471,9 +520,13 @@ class Router:
                     self.ring(message.ring, now)
                 self._lease_due(link, now)
                 if link.welcomed(number, message, self._lease_s(message.lease_ms)):
+                    self._refutations.heard(link)
                     self._take_heartbeat(link, message.ring_version, now)
+                    self._context.incarnation_known(link)
             case control.Answer():
-                self._answered(number, message, now)
+                self._answered(link, number, message, now)
+            case control.Introduced():
+                self._receiver.introduced(number, message, now)
             case control.Notice():
                 self._noticed(link, message, now)
             case control.Refused():
@@ -495,12 +548,18 @@ class Router:
             case control.Heal():
                 self._publisher.heal(link, client, number, message, now)
             case control.Resend() | control.Healed():
+                request = self._receiver.request(number, client)
+                if self._context.key is not None and request is None:
+                    self.counters.outdated += 1
+                    return
                 for sub in list(self._subscriber.by_channel.get(message.channel, ())):
-                    self._heal(sub, message, link.server, now)
+                    self._heal(sub, message, link.server, now, request)
                 for subs in list(self._subscriber.by_pattern.values()):
                     for sub in subs:
                         if message.channel in sub.channels:
-                            self._heal(sub, message, link.server, now)
+                            self._heal(sub, message, link.server, now, request)
+                if isinstance(message, control.Healed):
+                    self._receiver.answered(number)
             case _:
                 self.counters.garbage += 1
 
@@ -516,23 +575,38 @@ class Router:
             self._publisher.repeat_left(link, notice.name)
             self._subscriber.acknowledge_again(notice.name)
 
-    def _heal(self, sub: SubscriptionCore, message: control.Resend | control.Healed, server: str, now: float) -> None:
+    def _heal(
+        self,
+        sub: SubscriptionCore,
+        message: control.Resend | control.Healed,
+        server: str,
+        now: float,
+        request: Request | None,
+    ) -> None:
         if isinstance(message, control.Resend):
             self._receiver.resent(sub, message, server, now)
         else:
-            self._receiver.healed(sub, message, now)
+            self._receiver.healed(sub, message, now, request)
 
-    def _answered(self, nonce: int, answer: control.Answer, now: float) -> None:
+    def _answered(self, link: ServerLink, nonce: int, answer: control.Answer, now: float) -> None:
         if answer.ring:
             self.ring(answer.ring, now)
         if answer.entry:
             self.entry(answer.entry, now)
         site = self._subscriber.asked.get(nonce)
+        review = self._subscriber.reviews.get(nonce)
+        lane = self._publisher.asked.get(nonce)
+        asked = site or review or lane
+        if asked is None or asked.link is not link or answer.server != link.server:
+            return
+        link.incarnation = link.incarnation or answer.incarnation
         if site is not None and site.sub.name == answer.name and (whole := site.take_part(answer)) is not None:
             del self._subscriber.asked[nonce]
             self._context.timers.cancel(("hello", site))
             self._subscriber.answered(site, whole, now)
-        lane = self._publisher.asked.get(nonce)
+        if review is not None and review.sub.name == answer.name and (whole := review.take_part(answer)) is not None:
+            del self._subscriber.reviews[nonce]
+            self._refutations.reviewed(review, whole, now)
         if lane is not None and lane.out.name == answer.name:
             del self._publisher.asked[nonce]
             self._publisher.answered(lane, now)

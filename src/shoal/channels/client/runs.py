@@ -13,12 +13,12 @@ from typing import Any, Final, NamedTuple, cast
 
 from hiredis import PushNotification
 
-from shoal.wire.envelope import HEADER_BYTES, PLAIN, PLAIN_HEADER
+from shoal.wire.envelope import HEADER_BYTES, WORDS, is_plain
 
 RUN_MESSAGES_MIN: Final = 8
 """The smallest number of frames for which the test pays off."""
 
-_unpack: Final = PLAIN_HEADER.unpack_from
+_unpack: Final = WORDS.unpack_from
 _PAYLOAD: Final = slice(HEADER_BYTES, None)
 _slice: Final = cast(Callable[[bytes, slice], bytes], getitem)
 
@@ -27,9 +27,11 @@ class Run(NamedTuple):
     """The messages of a run, in columns."""
 
     channel: bytes
+    word: int
     stream: int
     sequences: tuple[int, ...]
     times_us: tuple[int, ...]
+    tags: tuple[int, ...]
     blobs: tuple[bytes, ...]
     payload_bytes: int
 
@@ -44,8 +46,8 @@ def as_run(frames: list[Any]) -> Run | None:
     if not (_may_be_plain(first) and _may_be_plain(last)):
         return None
     channel, blob = first[1], first[2]
-    _, stream, sequence, _ = _unpack(blob)
-    if _unpack(last[2])[1:3] != (stream, sequence + count - 1):
+    word, stream, sequence, _, _ = _unpack(blob)
+    if not is_plain(word) or _unpack(last[2])[:3] != (word, stream, sequence + count - 1):
         return None
     if countOf(map(type, frames), PushNotification) != count or countOf(map(len, frames), 3) != count:
         return None
@@ -53,12 +55,12 @@ def as_run(frames: list[Any]) -> Run | None:
     sizes = list(map(len, blobs))
     if kinds.count(b"message") != count or channels.count(channel) != count or min(sizes) < HEADER_BYTES:
         return None
-    flags, streams, sequences, times_us = zip(*map(_unpack, blobs), strict=True)
-    if flags.count(PLAIN) != count or streams.count(stream) != count:
+    words, streams, sequences, times_us, tags = zip(*map(_unpack, blobs), strict=True)
+    if words.count(word) != count or streams.count(stream) != count:
         return None
     if sequences != tuple(range(sequence, sequence + count)):
         return None
-    return Run(channel, stream, sequences, times_us, blobs, sum(sizes) - HEADER_BYTES * count)
+    return Run(channel, word, stream, sequences, times_us, tags, blobs, sum(sizes) - HEADER_BYTES * count)
 
 
 def _may_be_plain(frame: Any) -> bool:

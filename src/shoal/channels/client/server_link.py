@@ -17,10 +17,13 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from shoal.channels import states
+from shoal.channels.heartbeat_order import HeartbeatOrder
 from shoal.plan.ring import ServerAddress
+from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL
+from shoal.wire.identity import ClientKey
 
 if TYPE_CHECKING:
     from shoal.channels.client.outgoing_stream import Lane
@@ -29,6 +32,12 @@ if TYPE_CHECKING:
 GREETINGS_REMEMBERED: Final = 16
 HEARTBEATS_REMEMBERED: Final = 8
 """An agent hears its own heartbeats back long before it has sent this many more."""
+
+
+RESYNCS_REMEMBERED: Final = 64
+"""Resyncs on one connection that are recognised when they are repeated."""
+SIGNATURES_PER_S_MAX: Final = 50
+"""Signatures that a client verifies in a second and connection. Agents send two or three; the rest is dropped."""
 
 
 class Ping:
@@ -63,39 +72,61 @@ class ServerLink:
 
     __slots__ = (
         "_anchors",
+        "_greeted_at",
         "_greets",
+        "_resyncs",
+        "_rules",
+        "_verified",
+        "_verified_from",
         "address",
         "anchor",
         "byes",
         "dirty",
+        "from_agent",
         "incarnation",
         "inflight",
         "lanes",
         "listening",
         "opened_at_number",
+        "order",
         "outbox",
         "ping",
         "server",
         "sites",
         "state",
+        "to_agent",
         "unusable_since",
         "usable_until",
     )
 
-    def __init__(self, address: ServerAddress) -> None:
+    def __init__(self, address: ServerAddress, key: ClientKey | None = None, rules: Rules = ALL_RULES) -> None:
         self.address = address
         self.server = address.id
+        self.to_agent: control.KeySeal | None = None
+        """Authenticates messages to the server's agent; None with scheme 0."""
+        self.from_agent: bytes | None = None
+        """The key of the agent's messages to this client; None with scheme 0."""
+        if key is not None:
+            self.to_agent = control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(self.server))
+            self.from_agent = key.from_agent(self.server)
+        self._rules = rules
         self.state = states.LinkState.DOWN
         self.outbox: list[Command] = []
         self.inflight: deque[Lane | Ping | Listen | AgentCommand | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
-        self.byes: dict[tuple[bool, bytes], bool] = {}
+        self.byes: dict[tuple[bool, bytes], bool | None] = {}
         """Channels and patterns that were left, until it is certain that the agent could receive the Bye: the PONG of a
-        PING that was sent after it has come back. True while such a PING is on its way."""
+        PING that was sent after it has come back. True while such a PING is on its way, None if the Bye was not sent
+        yet."""
         self.lanes: dict[Lane, None] = {}
         self.sites: dict[SubscribedServer, None] = {}
         self.dirty = False
         self._greets: dict[int, float] = {}
+        self._greeted_at = float("-inf")
+        self._resyncs: dict[tuple[int, int, int], None] = {}
+        self._verified = 0
+        self._verified_from = float("-inf")
+        self.order = HeartbeatOrder(rules)
         self.incarnation = 0
         self.opened_at_number = 0
         """The router's last number before this connection opened; messages on it have higher ones."""
@@ -138,20 +169,20 @@ class ServerLink:
     def send_ping(self, now: float) -> None:
         """Queues a PING, unless one is on its way."""
         if self.ping is None:
-            self.byes = dict.fromkeys(self.byes, True)
+            self.byes = {key: None if before is None else True for key, before in self.byes.items()}
             self.ping = Ping(now)
             self.outbox.append((b"PING",))
             self.inflight.append(self.ping)
 
     def ponged(self, ping: Ping) -> None:
         """A PONG came back: frames from now on were sent after the PING, and commands before the PING are done."""
-        self.byes = {key: False for key, before in self.byes.items() if not before}
+        self.byes = {key: before for key, before in self.byes.items() if not before}
         self.anchor = ping.sent_at
         self.ping = None
 
     def greeted(self, nonce: int, now: float) -> None:
         """A Greet is on its way to the agent."""
-        self._greets[nonce] = now
+        self._greets[nonce] = self._greeted_at = now
         if len(self._greets) > GREETINGS_REMEMBERED:
             del self._greets[next(iter(self._greets))]
 
@@ -161,6 +192,7 @@ class ServerLink:
         if since is None or welcome.server != self.server:
             return False
         self.incarnation = welcome.incarnation
+        self.order.welcomed(welcome.instance, welcome.heartbeat)
         self.grant(lease_s, since)
         return True
 
@@ -174,6 +206,27 @@ class ServerLink:
             self._anchors[heartbeat.instance, number] = self.anchor
             if len(self._anchors) > HEARTBEATS_REMEMBERED:
                 del self._anchors[next(iter(self._anchors))]
+
+    def greeted_since(self, moment: float) -> bool:
+        """Whether a Greet was sent after a moment."""
+        return self._greeted_at > moment
+
+    def takes_resync(self, number: int, resync: control.Resync) -> bool:
+        """Whether a Resync is to be answered: each one once on a connection."""
+        key = resync.instance, resync.incarnation, number
+        if key in self._resyncs:
+            return False
+        self._resyncs[key] = None
+        if len(self._resyncs) > RESYNCS_REMEMBERED:
+            del self._resyncs[next(iter(self._resyncs))]
+        return True
+
+    def may_verify(self, now: float) -> bool:
+        """Whether another signature on this connection may be verified now: junk must not take all the time."""
+        if now >= self._verified_from + 1.0:
+            self._verified_from, self._verified = now, 0
+        self._verified += 1
+        return self._verified <= SIGNATURES_PER_S_MAX
 
     def grant(self, lease_s: float, since: float) -> None:
         """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
@@ -193,6 +246,9 @@ class ServerLink:
         self.ping = None
         self.usable_until = 0.0
         self._greets.clear()
+        self._greeted_at = float("-inf")
+        self._resyncs.clear()
+        self.order = HeartbeatOrder(self._rules)
         self.incarnation = 0
 
 

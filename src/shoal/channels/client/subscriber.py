@@ -46,6 +46,7 @@ class Subscriber:
         self.by_channel: dict[bytes, list[SubscriptionCore]] = {}
         self.by_pattern: dict[bytes, list[SubscriptionCore]] = {}
         self.asked: dict[int, SubscribedServer] = {}
+        self.reviews: dict[int, SubscribedServer] = {}
 
     def __iter__(self) -> Iterator[SubscriptionCore]:
         for table in (self.by_channel, self.by_pattern):
@@ -241,6 +242,7 @@ class Subscriber:
         sub.sites.pop(site.server, None)
         link.sites.pop(site, None)
         self.asked.pop(site.nonce, None)
+        self.drop_review(site)
         key = (sub.pattern, sub.name)
         count = link.listening.get(key, 0)
         if link.open and count:
@@ -261,6 +263,10 @@ class Subscriber:
     def _ask(self, site: SubscribedServer, now: float) -> None:
         sub, link = site.sub, site.link
         site.step("link opened")
+        site.kept.clear()
+        for _, stream in sub.all_streams():
+            if stream.lane == site.server:
+                stream.take_lane("", 0)
         key = (sub.pattern, sub.name)
         count = link.listening.get(key, 0)
         if count == 0:
@@ -280,12 +286,19 @@ class Subscriber:
 
     def _hello(self, site: SubscribedServer, now: float) -> None:
         """Sends Hello. A repetition keeps its nonce: the Answer to any of them counts."""
+        self.say_hello(site, site.nonce)
+        wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
+        site.attempts += 1
+        self._context.timers.set(("hello", site), now + wait_s)
+
+    def say_hello(self, site: SubscribedServer, nonce: int) -> None:
+        """Sends one Hello."""
         sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.revision(sub.name)
         self._context.tell_agent(
             site.link,
             control.Hello(
-                site.nonce,
+                nonce,
                 sub.name,
                 sub.pattern,
                 not sub.in_force,
@@ -294,9 +307,12 @@ class Subscriber:
                 incarnation=site.incarnation,
             ),
         )
-        wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
-        site.attempts += 1
-        self._context.timers.set(("hello", site), now + wait_s)
+
+    def drop_review(self, site: SubscribedServer) -> None:
+        """The answer to a review is not awaited any more."""
+        if site.review is not None:
+            self.reviews.pop(site.review.nonce, None)
+            site.review = None
 
     def hello_due(self, site: SubscribedServer, now: float) -> None:
         """No Answer yet: sends Hello again."""
@@ -324,6 +340,7 @@ class Subscriber:
         for listed in (*answer.streams, *(answer.absent if another else ())):
             self._receiver.evidence(sub, listed, site.server, now)
         self._receiver.vouched(sub, heard, site.server)
+        self._receiver.returned(sub, site, [*answer.streams, *answer.absent], now)
         if restarted:
             self._context.counters.restarts_seen += 1
         if restarted or not answer.complete:
@@ -418,6 +435,7 @@ class Subscriber:
         with the server, so they are sent again too."""
         for site in list(link.sites):
             self.asked.pop(site.nonce, None)
+            self.drop_review(site)
             site.was_subscribed = 0
             if site.sub.in_force:
                 site.sub.whole = False

@@ -6,21 +6,41 @@ Owns the bookkeeping of one subscription. `receiver` judges what arrives, `subsc
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from shoal.channels import states
 from shoal.channels.client.inbox import Inbox
-from shoal.channels.client.incoming_stream import ChannelIn, StreamIn
+from shoal.channels.client.incoming_stream import ChannelIn, Origin, StreamIn
 from shoal.channels.client.server_link import ServerLink
-from shoal.message import Attributes, Gap, Item, Message
+from shoal.message import Attributes, Gap, Message, Retraction
 from shoal.wire import control
 
 Wanted: TypeAlias = Callable[[Attributes], bool]
 """Whether the application wants a message with these attributes."""
+
+Rival: TypeAlias = tuple[bytes, int, int, Origin]
+"""A second copy of a number: channel, stream, number and origin."""
+
+PASSED_MAX: Final = 256
+"""Messages that did not fit `early` whose claims are remembered until the subscription is in force."""
+
+RIVALS_MAX: Final = 256
+RIVAL_BYTES_MAX: Final = 1 << 20
+"""Second copies that a subscription keeps, and their payloads; at least one. Publishers are asked for the others."""
+
+
+class Review(NamedTuple):
+    """A question to an agent how far its streams have come: what is known now from its server about higher numbers is
+    false."""
+
+    nonce: int
+    incarnation: int
+    known: dict[tuple[bytes, int], int]
+    """By channel and stream: the highest number that has been heard of."""
 
 
 class SubscribedServer:
@@ -29,17 +49,21 @@ class SubscribedServer:
     `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
     revision of the channel's entry in the last Subscribed that the agent was sent. `known` is the version of the
     ring by which the subscription was elsewhere before. `parts` are the parts of an Answer that have come so far.
+    `review` is a question by which false messages are found, see `refutation`. `kept` are messages that came before
+    the Answer to a subscription that is in force elsewhere, or was here before.
     `lost` says that the server has left the ring and its agent is still asked.
     """
 
     __slots__ = (
         "attempts",
         "incarnation",
+        "kept",
         "known",
         "link",
         "lost",
         "nonce",
         "parts",
+        "review",
         "server",
         "state",
         "sub",
@@ -58,6 +82,8 @@ class SubscribedServer:
         self.known = known
         self.lost = False
         self.parts: list[control.Answer] = []
+        self.review: Review | None = None
+        self.kept: list[tuple[bytes, bytes]] = []
 
     def take_part(self, answer: control.Answer) -> control.Answer | None:
         """Takes a part of an Answer; returns the whole Answer when its last part has come."""
@@ -98,7 +124,8 @@ class SubscriptionCore:
     `early`. `whole` says that no connection has been lost since, and no lease was over: then the first message of a
     stream on a server is the first that it sent since the subscription came into force. What an agent heard before
     `owed_from` is not owed. Messages that are not `wanted` count as received, but are not delivered. `healing` is the
-    number of streams that had missing messages when the inbox last had room again: they share the room.
+    number of streams that had missing messages when the inbox last had room again: they share the room. `rivals` are
+    second copies of delivered numbers, with other tags: if an agent refutes the first copy, the second takes its place.
     """
 
     __slots__ = (
@@ -116,8 +143,11 @@ class SubscriptionCore:
         "overflowed",
         "overflowed_at",
         "owed_from",
+        "passed",
         "pattern",
         "pattern_text",
+        "rival_bytes",
+        "rivals",
         "sites",
         "streams",
         "text",
@@ -136,6 +166,7 @@ class SubscriptionCore:
         self.sites: dict[str, SubscribedServer] = {}
         self.channels: dict[bytes, ChannelIn] = {}
         self.early: list[tuple[bytes, bytes, str]] = []
+        self.passed: deque[tuple[bytes, bytes, str]] = deque(maxlen=PASSED_MAX)
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
         self.in_force = False
         self.owed_from = -math.inf
@@ -144,6 +175,8 @@ class SubscriptionCore:
         self.overflowed_at = 0.0
         self.healing = 0
         self.foreign_missed = False
+        self.rivals: dict[Rival, Message] = {}
+        self.rival_bytes = 0
         self.notified = False
         self.closed = False
         self.streams: dict[int, StreamIn] = {} if pattern else self.channel(name).streams
@@ -165,6 +198,25 @@ class SubscriptionCore:
         """Whether the subscription is on a server, or is going there."""
         return server in self.sites
 
+    def keep_rival(self, rival: Rival, message: Message) -> None:
+        """Keeps a second copy of a number. The oldest ones make room for it."""
+        if rival not in self.rivals:
+            self.rivals[rival] = message
+            self.rival_bytes += len(message.payload)
+            while len(self.rivals) > RIVALS_MAX or (self.rival_bytes > RIVAL_BYTES_MAX and len(self.rivals) > 1):
+                self.take_rival(next(iter(self.rivals)))
+
+    def take_rival(self, rival: Rival) -> Message | None:
+        """Takes a second copy out."""
+        message = self.rivals.pop(rival, None)
+        if message is not None:
+            self.rival_bytes -= len(message.payload)
+        return message
+
+    def rivals_of(self, channel: bytes, stream: int, number: int) -> list[Rival]:
+        """The second copies of a number, oldest first."""
+        return [rival for rival in self.rivals if rival[:3] == (channel, stream, number)]
+
     def apply_filter(self, wanted: Wanted) -> None:
         """Delivers only `wanted` messages from now on; others that wait in the inbox are dropped."""
         self.wanted = wanted
@@ -173,9 +225,9 @@ class SubscriptionCore:
     def live_from(self) -> dict[int, int]:
         """For each known stream the first number that the subscription has received or expects. Gaps in the inbox count
         as received. Call it before the application has taken anything."""
-        items: defaultdict[int, list[Item]] = defaultdict(list)
+        items: defaultdict[int, list[Message | Gap]] = defaultdict(list)
         for item in self.inbox.items:
-            if item.publisher:
+            if item.publisher and not isinstance(item, Retraction):
                 items[item.publisher].append(item)
         begins: dict[int, int] = {}
         for number, stream in sorted(self.streams.items(), reverse=True):
@@ -227,5 +279,5 @@ class SubscriptionCore:
         return any(site.lost for site in self.sites.values())
 
 
-def _last(item: Item) -> int | None:
+def _last(item: Message | Gap) -> int | None:
     return item.last if isinstance(item, Gap) else item.sequence

@@ -247,9 +247,12 @@ class ChannelRecord:
 
     # Messages
 
-    def hear(self, blob: bytes, now: float) -> None:
-        """A message was published on the channel."""
-        if self.state is states.RecordState.READING:
+    def hear(self, blob: bytes, fresh: bool, now: float) -> None:
+        """A message was published on the channel. Of those that are not `fresh` the agent has heard the true one
+        before, or its publisher will be asked for it."""
+        if not fresh and RECORD_ONCE in self._rules:
+            self._host.counters.record_duplicates += 1
+        elif self.state is states.RecordState.READING:
             self._hold(partial(self._take, blob))
             if is_envelope(blob):
                 _, flags, _, stream, sequence, _ = HEADER.unpack_from(blob)

@@ -195,10 +195,10 @@ class Recorder:
 
     # Messages
 
-    def heard(self, channel: bytes, blob: bytes, now: float) -> None:
-        """A message on a channel that is watched, or new."""
+    def heard(self, channel: bytes, blob: bytes, fresh: bool, now: float) -> None:
+        """A message on a channel that is watched, or new. If it is not `fresh`, its payload may be false."""
         if self.marked(channel):
-            (self._records.get(channel) or self._open(channel)).hear(blob, now)
+            (self._records.get(channel) or self._open(channel)).hear(blob, fresh, now)
 
     def evidence(self, channel: bytes, stream: int, last: int, present: bool, now: float) -> None:
         """A publisher says how far its stream has come."""

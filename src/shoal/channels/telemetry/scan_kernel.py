@@ -18,11 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from shoal.channels.telemetry.tables import NO_ROOM, REFUSED, Tables, borrow_tables, enter_channel, note_stream
+from shoal.channels.telemetry.lane_check import FALSE, FRESH, UNKNOWN_LANE, take_number
+from shoal.channels.telemetry.tables import NO_ROOM, REFUSED, Tables, borrow_tables, enter_channel
 from shoal.wire.envelope import (
     BEACON,
-    ENDED,
-    FINAL,
     FOREIGN,
     FORWARDED,
     HEADER,
@@ -56,6 +55,7 @@ BAD_TYPE: Final = 4
 BAD_END: Final = 5
 TOO_LARGE: Final = 6
 WATCHED: Final = 7
+LANE: Final = 8
 
 CURSOR: Final = np.dtype(
     [
@@ -67,12 +67,18 @@ CURSOR: Final = np.dtype(
             "name_at",  # of a watched frame
             "name_end",
             "payload_at",
+            "standing",  # see `lane_check`
+            "lane_of",  # the message whose lane `find_lane` has looked for, by its payload_at; or `NO_LANE`
+            "lane_found",  # whether it is authentic; then the state of its lane
+            *("k0", "k1", "k2", "k3"),
+            "mark",  # and its mark, see `lane_tag.mark_of`
             "walk_at",  # how far an unfinished frame of the last kind has been scanned
             "walk_left",  # number of its values that have not come; 0 if no such frame is open
             "frame_bytes_max",
         )
     ]
 )
+NO_LANE: Final = -1
 LINE_BYTES_MAX: Final = 65536
 VALUE_BYTES_MIN: Final = 3
 """The shortest RESP value is `_` CR LF."""
@@ -97,11 +103,8 @@ _LOW_16: Final = np.uint64(0xFFFF)
 _HEADER_BYTES: Final = HEADER.size
 _HEADER_1_BYTES: Final = HEADER_1.size
 _SETTLED_BYTES: Final = 8
-_ENDED: Final = np.uint64(ENDED)
 _FLAGS_AT: Final = 2
 _EXTENSION_AT: Final = 3
-_STREAM_AT: Final = 8
-_SEQUENCE_AT: Final = 16
 _VERSION_SHIFT: Final = np.uint64(32)
 _UNKNOWN_FLAGS: Final = UNKNOWN_FLAGS
 
@@ -121,7 +124,8 @@ _LF: Final = 10
 
 @kernel
 def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
-    """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
+    """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW`, `LANE` or a
+    fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
@@ -189,7 +193,7 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
         tables.head[0].internal += 1
         tables.head[0].internal_bytes += frame_end - start
     else:
-        status = count(data, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
+        status = count(data, cursor, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
         if status != PASSED:
             cursor.name_at = name_at
             cursor.name_end = name_end
@@ -203,6 +207,7 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
 @part
 def count(
     data: Bytes,
+    cursor: Records,
     tables: Tables,
     name_at: int,
     name_bytes: int,
@@ -210,32 +215,41 @@ def count(
     payload_bytes: int,
     frame_bytes: int,
 ) -> int:
-    """Counts one observed frame. Returns `PASSED`, or `WATCHED` if Python has to see it, or `GROW` if a table has to
-    grow first; then nothing has been counted."""
+    """Counts one observed frame. Returns `PASSED`, or `WATCHED` if Python has to see it; or, and then nothing has been
+    counted, `GROW` if a table has to grow first, or `LANE` if the key of its publisher has to be found."""
     head = tables.head[0]
     index = enter_channel(tables, data, name_at, name_bytes)
     if index == NO_ROOM:
         return GROW
-    if index == REFUSED:
-        head.uncounted += 1
-        head.uncounted_bytes += frame_bytes
-        return WATCHED if head.watch_new else PASSED
     first = load_u64(data, payload_at)
     body = payload_bytes - _HEADER_BYTES - 8 * np.int64(data[payload_at + _EXTENSION_AT])
     ours = payload_bytes >= _HEADER_BYTES and (first & _LOW_16) == _MAGIC and body >= 0
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
+    numbered = ours and (flags & FOREIGN) == 0 and (not beacon or body == _SETTLED_BYTES)
+    cursor.standing = FRESH if numbered or not ours or flags & FOREIGN or not head.secrets else FALSE
+    if index == REFUSED:
+        head.uncounted += 1
+        head.uncounted_bytes += frame_bytes
+        if not head.watch_new:
+            return PASSED
+        if numbered and head.secrets:
+            if cursor.lane_of != payload_at:
+                head.uncounted -= 1
+                head.uncounted_bytes -= frame_bytes
+                return LANE
+            cursor.standing = FRESH if cursor.lane_found else FALSE
+        return WATCHED
+    if numbered and (head.secrets or not flags & _UNKNOWN_FLAGS):
+        cursor.standing = take_number(tables, cursor, index, data, payload_at)
+        if cursor.standing == NO_ROOM:
+            return GROW
+        if cursor.standing == UNKNOWN_LANE:
+            return LANE
     if not ours:
         head.envelopes_1 += payload_bytes >= _HEADER_1_BYTES and (first & _LOW_16) == _MAGIC_1
     elif flags & _UNKNOWN_FLAGS:
         head.unknown_flags += 1
-    elif (flags & FOREIGN) == 0 and (not beacon or body == _SETTLED_BYTES):
-        stream = load_u64(data, payload_at + _STREAM_AT)
-        sequence = load_u64(data, payload_at + _SEQUENCE_AT)
-        if beacon and flags & FINAL:
-            sequence |= _ENDED
-        if note_stream(tables, index, stream, sequence, (flags & (BEACON | FORWARDED)) == 0) == NO_ROOM:
-            return GROW
     channel = tables.channels[index]
     if channel.unit != head.unit:
         channel.unit = head.unit

@@ -14,6 +14,7 @@ the server's order. Call `scan` until it returns None before the next `feed`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.channels.telemetry import pattern_kernel, scan_kernel, table_queries
+from shoal.channels.telemetry.lane_check import FALSE, FRESH, find_lane
 from shoal.channels.telemetry.tables import (
     COUNTERS,
     MISSING,
@@ -29,22 +31,28 @@ from shoal.channels.telemetry.tables import (
     NO_ROOM,
     NO_VERSION,
     REFUSED,
+    REFUTED_MAX,
     Indexes,
     TableLimits,
     grow,
     make_tables,
+    set_secrets,
     set_stream,
     set_watched,
 )
 from shoal.errors import ProtocolError
-from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.envelope import EPOCH_BITS, HEADER, MAGIC
+from shoal.wire.identity import KEY_BYTES
 from shoal.wire.raw_bytes import PADDING_BYTES, Bytes, compilation_announced, padded
 
 FIRST_BUFFER_BYTES: Final = 262_144
 
+OVERFLOW_MAX: Final = 64
+"""Channels with more false messages than fit the list that are named; if there are more, all channels are meant."""
+
 _NOTHING: Final = object()
-_AT, _END, _FRAME_END, _WALK_AT = (
-    (scan_kernel.CURSOR.names or ()).index(name) for name in ("at", "end", "frame_end", "walk_at")
+_AT, _END, _FRAME_END, _WALK_AT, _LANE_OF = (
+    (scan_kernel.CURSOR.names or ()).index(name) for name in ("at", "end", "frame_end", "walk_at", "lane_of")
 )
 _FAULTS: Final = {
     scan_kernel.BAD_LENGTH: "a length or a line is malformed",
@@ -56,10 +64,24 @@ _FAULTS: Final = {
 
 class Frame(NamedTuple):
     """A frame for the agent: a reply (which may be None), or a push. A message on a watched channel is a push
-    `[b"pmessage", b"*", channel, payload]`."""
+    `[b"pmessage", b"*", channel, payload]`; its `standing` is one of `lane_check`."""
 
     value: Any
     push: bool
+    standing: int = FRESH
+
+    @property
+    def authentic(self) -> bool:
+        """Whether the message's publisher, or an agent in its place, has published it on this server."""
+        return self.standing != FALSE
+
+
+class Refuted(NamedTuple):
+    """Messages with a false tag: by channel, each with stream, number and mark; and the channels that had more of them
+    than fit the list, an empty name for all channels."""
+
+    messages: dict[bytes, list[tuple[int, int, int]]]
+    overflow: list[bytes]
 
 
 class Listing(NamedTuple):
@@ -115,6 +137,16 @@ class Scanner:
         self._used_up = True
         """Whether all bytes have been scanned, so that the kernel need not be called."""
         self._fault: str | None = None
+        self._server = ""
+        self._secrets: tuple[bytes, ...] = ()
+        self._refuted = Refuted({}, [])
+
+    def set_secrets(self, server: str, keys: Sequence[bytes]) -> None:
+        """Checks the tags of messages from now on, see `tables.set_secrets`."""
+        if (server, tuple(keys)) == (self._server, self._secrets):
+            return
+        self._server, self._secrets = server, tuple(keys)
+        set_secrets(self._tables, server, keys)
 
     def feed(self, data: bytes, second: int) -> None:
         """Takes bytes that arrived in `second`."""
@@ -127,6 +159,7 @@ class Scanner:
         self._make_room(at, rest, size)
         self._view[rest : rest + size] = data
         cursor[_AT] = 0
+        cursor[_LANE_OF] = scan_kernel.NO_LANE
         cursor[_END] = self._end = rest + size
         self._used_up = False
         if at:
@@ -168,9 +201,12 @@ class Scanner:
                 return self._take_frame()
             if status == scan_kernel.WATCHED:
                 return self._take_watched()
-            if status != scan_kernel.GROW:
+            if status == scan_kernel.LANE:
+                find_lane(self._buffer, self._cursors, self._tables)
+            elif status == scan_kernel.GROW:
+                self._tables = grow(self._tables)
+            else:
                 raise self._broken(_FAULTS[status])
-            self._tables = grow(self._tables)
 
     def _take_frame(self) -> Frame:
         cursor, reader = self._cursor, self._reader
@@ -191,11 +227,11 @@ class Scanner:
         return Frame(value, isinstance(value, hiredis.PushNotification))
 
     def _take_watched(self) -> Frame:
-        _, _, frame_end, name_at, name_end, payload_at, *_ = self._cursors.item()
+        _, _, frame_end, name_at, name_end, payload_at, standing, *_ = self._cursors.item()
         self._cursor[_AT] = frame_end
         self._used_up = frame_end == self._end
         name, payload = bytes(self._view[name_at:name_end]), bytes(self._view[payload_at : frame_end - 2])
-        return Frame(hiredis.PushNotification([b"pmessage", b"*", name, payload]), True)
+        return Frame(hiredis.PushNotification([b"pmessage", b"*", name, payload]), True, standing)
 
     def _broken(self, fault: str) -> ProtocolError:
         self._fault = f"the observing connection does not carry RESP3: {fault}"
@@ -212,6 +248,9 @@ class Scanner:
     def clear(self) -> None:
         """Drops all channels and streams: a new incarnation of the agent begins."""
         self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
+        if self._secrets:
+            set_secrets(self._tables, self._server, self._secrets)
+        self._refuted = Refuted({}, [])
         self._observed_bytes = 0
         self._second = None
 
@@ -257,6 +296,7 @@ class Scanner:
     def forget_idle(self, before_second: int) -> tuple[int, int]:
         """Drops streams that were silent since `before_second`, and idle channels without streams; returns their
         numbers."""
+        self._collect_refuted()
         before = before_second - (self._first_second or 0)
         streams, channels = table_queries.forget(self._tables, max(before, NEVER + 1))
         return int(streams), int(channels)
@@ -320,6 +360,39 @@ class Scanner:
         head["envelopes_1"] = head["unknown_flags"] = 0
         return found
 
+    @property
+    def refutes(self) -> bool:
+        """Whether there were messages with a false tag since `take_refuted`."""
+        return bool(self._tables.head[0]["refuted"]) or bool(self._refuted.messages)
+
+    def take_refuted(self) -> Refuted:
+        """The messages with a false tag since the last call."""
+        self._collect_refuted()
+        taken, self._refuted = self._refuted, Refuted({}, [])
+        return taken
+
+    def _collect_refuted(self) -> None:
+        """Takes the list out of the tables, before the indexes of channels change."""
+        tables, head = self._tables, self._tables.head[0]
+        entries = tables.refuted[: head["refuted"]]
+        messages, overflow = self._refuted
+        listed = sum(map(len, messages.values()))
+        for name, entry in zip(self._names(entries["channel"]), entries.tolist(), strict=True):
+            stream, number, mark, _, _ = entry
+            if listed < REFUTED_MAX:
+                listed += 1
+                messages.setdefault(name, []).append((stream, number, mark))
+            elif name not in overflow:
+                overflow.append(name)
+        if head["overflows"]:
+            known = tables.channels[: head["channels"]]
+            marked = known["overflowed"].nonzero()[0]
+            overflow += [name for name in self._names(marked.astype(np.int32)) if name not in overflow]
+            known["overflowed"] = 0
+        if len(overflow) > OVERFLOW_MAX:
+            overflow[:] = [b""]
+        head["refuted"] = head["overflows"] = 0
+
     def close_unit(self) -> UnitCounts:
         """The counts since the last call. A new time unit begins."""
         tables, head = self._tables, self._tables.head[0]
@@ -369,7 +442,9 @@ def warm_up() -> None:
     """Loads the compiled loops of the scanner. If they must be compiled, a log line says so."""
     with compilation_announced():
         scanner = Scanner(frame_bytes_max=4096)
-        scanner.feed(scan_kernel.OBSERVED + b"1\r\na\r\n$1\r\nb\r\n", 0)
+        scanner.set_secrets("s", [bytes(KEY_BYTES)])
+        header = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
+        scanner.feed(scan_kernel.OBSERVED + b"1\r\na\r\n$%d\r\n%b\r\n" % (len(header), header), 0)
         scanner.scan()
         scanner.set_stream(b"a", 1, 1)
         scanner.watch(b"a", False)

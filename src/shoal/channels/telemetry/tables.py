@@ -10,10 +10,16 @@ one after the other in an arena. The streams of a channel are a linked list thro
 
 Channels and streams above the limits (`TableLimits`) are not recorded. The second in which that last happened is kept,
 and listings say `complete=False` until an entry of that second would have been dropped as idle.
+
+With the agents' secrets (`set_secrets`) streams belong to clients. A client has at most `CLIENT_STREAMS_MAX` streams on
+a channel, so that it cannot fill the channel's share for others: further ones are refused, and the listing stays
+complete. The slots are then chosen by the client alone, so that a lookup passes all streams of the client and counts
+them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -21,6 +27,8 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.limits import NAME_BYTES_MAX
+from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.identity import KEY_BYTES
 from shoal.wire.raw_bytes import (
     PADDING_BYTES,
     Bytes,
@@ -39,6 +47,18 @@ REFUSED: Final = -3
 NO_VERSION: Final = -1
 NEVER: Final = -(2**31)
 """The second of an event that never happened. Seconds in the tables count from the first `feed`."""
+
+CLIENT_STREAMS_MAX: Final = 16
+"""Streams of one client on one channel. An honest client begins a new one only after half of `publisher_idle_s`."""
+
+REFUTED_MAX: Final = 256
+"""Messages with a false tag that are listed until the next heartbeat. Of others only the channel is told."""
+
+UNTOLD_LAST: Final = 2**64 - 1
+
+SECRETS_MAX: Final = 8
+"""Generations of the agents' secret that are valid at the same time."""
+SERVER_NAME_BYTES_MAX: Final = 255
 
 FIRST_RECORDS: Final = 1024
 FIRST_ARENA_BYTES: Final = 65536
@@ -61,6 +81,7 @@ CHANNEL: Final = np.dtype(
         ("unit", np.int32),
         ("but_version", np.int64),  # frames with this version are only counted; or `NO_VERSION`
         ("watched", np.uint8),  # whether frames are also returned to Python
+        ("overflowed", np.uint8),  # whether messages with a false tag were not listed
     ],
     align=True,
 )
@@ -74,6 +95,22 @@ STREAM: Final = np.dtype(
         ("next", np.int32),
         ("second", np.int32),
         ("unit", np.int32),
+        # the number above which a message has not been published here before; `UNTOLD_LAST` if its publisher has not
+        # told how far it had come when the agent began to listen
+        ("above", np.uint64),
+        # the prepared state of its publisher's key, see `lane_check`; zero before the first message
+        *((name, np.uint64) for name in ("k0", "k1", "k2", "k3")),
+    ],
+    align=True,
+)
+
+REFUTED: Final = np.dtype(
+    [
+        ("stream", np.uint64),
+        ("number", np.uint64),
+        ("mark", np.uint64),  # see `lane_tag.mark_of`
+        ("channel", np.int32),
+        ("known", np.uint8),  # whether the stream is in the table
     ],
     align=True,
 )
@@ -94,6 +131,10 @@ HEAD: Final = np.dtype(
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
             # messages of other versions, see `Scanner.take_other_formats`
             *("envelopes_1", "unknown_flags"),
+            # messages with a false tag: listed, not listed
+            *("refuted", "overflows"),
+            # number of secrets, and of bytes before the channel's name in what a lane key is made from
+            *("secrets", "lane_prefix_bytes"),
         )
     ]
     + [("seed", np.uint64)]
@@ -103,6 +144,8 @@ _TAG: Final = np.uint64(0xFFFFFFFF00000000)
 _INDEX: Final = np.uint64(0x00000000FFFFFFFF)
 _ONE: Final = np.uint64(1)
 _EMPTY: Final = np.uint64(0)
+_EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
+_UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 
 Slots: TypeAlias = npt.NDArray[np.uint64]
 Indexes: TypeAlias = npt.NDArray[np.int32]
@@ -110,7 +153,7 @@ Indexes: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 50 bytes (stream)."""
+    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 90 bytes (stream)."""
 
     channels_max: int = 1_000_000
     streams_max: int = 4_000_000
@@ -131,6 +174,9 @@ class Tables(NamedTuple):
     stream_slots: Slots
     active_channels: Indexes
     active_streams: Indexes
+    refuted: Records
+    secrets: Bytes
+    scratch: Bytes
 
 
 def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
@@ -153,7 +199,28 @@ def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
         np.zeros(_slots_for(streams), np.uint64),
         np.zeros(channels, np.int32),
         np.zeros(streams, np.int32),
+        np.zeros(REFUTED_MAX, REFUTED),
+        np.zeros(SECRETS_MAX * KEY_BYTES + PADDING_BYTES, np.uint8),
+        np.zeros(1 + SERVER_NAME_BYTES_MAX + limits.channel_name_bytes_max + PADDING_BYTES, np.uint8),
     )
+
+
+def set_secrets(tables: Tables, server: str, keys: Sequence[bytes]) -> None:
+    """Checks tags from now on, by the keys from which those of clients follow (see `AgentSecret`), newest first.
+    Without keys nothing is checked."""
+    name = server.encode()
+    if len(keys) > SECRETS_MAX or len(name) > SERVER_NAME_BYTES_MAX:
+        raise ValueError(f"at most {SECRETS_MAX} secrets, and {SERVER_NAME_BYTES_MAX} bytes of a server's name")
+    head = tables.head[0]
+    head["secrets"] = len(keys)
+    for array, start in ((tables.secrets, b"".join(keys)), (tables.scratch, bytes((len(name),)) + name)):
+        array[: len(start)] = np.frombuffer(start, np.uint8)
+    head["lane_prefix_bytes"] = 1 + len(name)
+    for field in ("k0", "k1", "k2", "k3"):
+        tables.streams[field] = 0
+    tables.channel_slots[:] = 0
+    tables.stream_slots[:] = 0
+    fill_slots(tables)
 
 
 def grow(tables: Tables) -> Tables:
@@ -202,6 +269,9 @@ def borrow_tables(tables: Tables) -> Tables:
         borrow(tables.stream_slots),
         borrow(tables.active_channels),
         borrow(tables.active_streams),
+        borrow(tables.refuted),
+        borrow(tables.secrets),
+        borrow(tables.scratch),
     )
 
 
@@ -215,6 +285,13 @@ def claim(slots: Slots, value: np.uint64, index: int) -> None:
     slots[slot] = (value & _TAG) | np.uint64(index + 1)
 
 
+@part
+def hash_stream(tables: Tables, channel: int, stream: np.uint64) -> np.uint64:
+    """The hash of a stream of a channel. With secrets the streams of a client have the same one."""
+    owner = stream >> _EPOCH_BITS if tables.head[0].secrets else stream
+    return hash_pair(np.uint64(channel), owner)
+
+
 @kernel
 def fill_slots(tables: Tables) -> None:
     """Puts all channels and streams into empty slots."""
@@ -222,7 +299,7 @@ def fill_slots(tables: Tables) -> None:
         claim(tables.channel_slots, tables.channels[index].hash, index)
     for index in range(tables.head[0].streams):
         record = tables.streams[index]
-        claim(tables.stream_slots, hash_pair(np.uint64(record.channel), record.stream), index)
+        claim(tables.stream_slots, hash_stream(tables, record.channel, record.stream), index)
 
 
 @part
@@ -274,6 +351,7 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     record.unit = 0
     record.but_version = NO_VERSION
     record.watched = head.watch_new
+    record.overflowed = 0
     for offset in range(size):
         tables.arena[head.arena_bytes + offset] = name[at + offset]
     head.arena_bytes += size
@@ -282,12 +360,11 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
 
 
 @part
-def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
-    """The index of a stream of a channel; results as of `enter_channel`."""
-    head = tables.head[0]
+def find_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel, or `MISSING`."""
     slots = tables.stream_slots
     mask = np.uint64(slots.shape[0] - 1)
-    value = hash_pair(np.uint64(channel), stream)
+    value = hash_stream(tables, channel, stream)
     slot = value & mask
     while slots[slot] != _EMPTY:
         if (slots[slot] & _TAG) == (value & _TAG):
@@ -296,6 +373,29 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
             if known.stream == stream and known.channel == channel:
                 return found
         slot = (slot + _ONE) & mask
+    return MISSING
+
+
+@part
+def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel; results as of `enter_channel`. A client with too many streams is `REFUSED`
+    too, but then the channel's listing stays complete."""
+    head = tables.head[0]
+    slots = tables.stream_slots
+    mask = np.uint64(slots.shape[0] - 1)
+    value = hash_stream(tables, channel, stream)
+    slot = value & mask
+    owned = 0
+    while slots[slot] != _EMPTY:
+        if (slots[slot] & _TAG) == (value & _TAG):
+            found = int(slots[slot] & _INDEX) - 1
+            known = tables.streams[found]
+            if known.stream == stream and known.channel == channel:
+                return found
+            owned += known.channel == channel and known.stream >> _EPOCH_BITS == stream >> _EPOCH_BITS
+        slot = (slot + _ONE) & mask
+    if head.secrets and owned >= CLIENT_STREAMS_MAX:
+        return REFUSED
     owner = tables.channels[channel]
     if head.streams >= head.streams_max or owner.streams >= head.streams_per_channel_max:
         owner.refused_second = head.second
@@ -307,10 +407,12 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record = tables.streams[index]
     record.stream = stream
     record.last = 0
+    record.above = _UNTOLD_LAST
     record.channel = channel
     record.next = owner.first_stream
     record.second = head.second
     record.unit = 0
+    record.k0 = record.k1 = record.k2 = record.k3 = _EMPTY
     owner.first_stream = index
     owner.streams += 1
     slots[slot] = (value & _TAG) | np.uint64(index + 1)
@@ -318,15 +420,10 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
 
 
 @part
-def note_stream(tables: Tables, channel: int, stream: np.uint64, sequence: np.uint64, publishes: bool) -> int:
-    """Raises the last sequence number of a stream; results as of `enter_stream`.
-
-    A stream that `publishes` counts as a publisher of the current time unit.
-    """
+def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool) -> None:
+    """Raises the last sequence number of a stream. If it `publishes`, it counts as a publisher of the current time
+    unit."""
     head = tables.head[0]
-    index = enter_stream(tables, channel, stream)
-    if index < 0:
-        return index
     record = tables.streams[index]
     record.last = max(record.last, sequence)
     record.second = max(record.second, head.second)
@@ -334,17 +431,21 @@ def note_stream(tables: Tables, channel: int, stream: np.uint64, sequence: np.ui
         record.unit = head.unit
         tables.active_streams[head.active_streams] = index
         head.active_streams += 1
-    return index
 
 
 @kernel
 def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: np.uint64) -> int:
-    """Raises the last sequence number of a stream on a channel and adds both if they are new; results as of
-    `enter_stream`."""
+    """Raises the last sequence number of a stream on a channel, as its publisher has told it, and adds both if they are
+    new; results as of `enter_stream`."""
     channel = enter_channel(tables, name, 0, size)
     if channel < 0:
         return channel
-    return note_stream(tables, channel, stream, last, False)
+    index = enter_stream(tables, channel, stream)
+    if index >= 0:
+        record = tables.streams[index]
+        record.above = last if record.above == _UNTOLD_LAST else max(record.above, last)
+        raise_last(tables, index, last, False)
+    return index
 
 
 @kernel

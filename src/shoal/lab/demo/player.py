@@ -13,10 +13,11 @@ from collections import Counter
 from typing import Final
 
 from shoal.bus import Bus, Subscription
+from shoal.errors import ProtocolError
 from shoal.lab.demo.delivery_audit import Receipt, SubscriptionCheck, Tally, Update
 from shoal.lab.demo.game_map import GameMap
 from shoal.lab.rgame import UPDATES_PER_S
-from shoal.message import Gap, Item
+from shoal.message import Gap, Item, Retraction
 
 LEAVE_S_MAX: Final = 20.0
 """How long a player that has left a tile waits for its own updates there."""
@@ -74,6 +75,8 @@ class Visit:
         if isinstance(item, Gap):
             self._take_gap(item)
             return
+        if isinstance(item, Retraction):
+            raise ProtocolError(f"no client of the demo forges messages, but one was retracted: {item}")
         update = Update.decode(item.payload)
         self._publishers[item.publisher] = update.player, update.number - item.sequence
         self.check.update(update)

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-import shoal.channels.agent.session  # noqa: F401 - the agent loads these modules late, and they declare rules
 from shoal.lab.sim.campaign import Protocol
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios import balancer, balancer_corners, channels, moves, moves_corners, recording

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final
 
 from shoal.bus import Bus, Subscription
-from shoal.errors import ShoalError, UnreachableError
+from shoal.errors import ProtocolError, ShoalError, UnreachableError
 from shoal.lab.sim.scenarios.channel_run_history import number_of
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
@@ -28,7 +28,7 @@ from shoal.lab.soak.round_log import (
     Unsubscribed,
     foreign_number,
 )
-from shoal.message import Gap, Item
+from shoal.message import Gap, Item, Retraction
 
 TAKE_MAX: Final = 1024
 QUIET_S: Final = 2.0
@@ -198,6 +198,8 @@ class _Subscriber:
     def _write(self, item: Item, number: int, now: float) -> None:
         if isinstance(item, Gap):
             self._log.write(GapReceived(number, now, item.channel, item.publisher, item.first, item.last, item.reason))
+        elif isinstance(item, Retraction):
+            raise ProtocolError(f"no client of the soak forges messages, but one was retracted: {item}")
         elif item.foreign and (foreign := foreign_number(item.payload)) is not None:
             self._log.write(ForeignReceived(number, now, foreign))
         else:

@@ -28,7 +28,7 @@ from shoal.lab.experiments.real.client_orders import (
     WindowPublished,
 )
 from shoal.lab.harness import Parent, Ready, run_worker
-from shoal.message import Gap
+from shoal.message import Message
 
 OPENED_TOGETHER: Final = 16
 """Clients that are opened at the same time."""
@@ -85,7 +85,7 @@ class Clients:
         while items := await subscription.take(TAKE_ITEMS_MAX):
             now = time.monotonic()
             for item in items:
-                if isinstance(item, Gap):
+                if not isinstance(item, Message):
                     self._gaps += 1
                     continue
                 window, published_at = STAMP.unpack_from(item.payload)

@@ -106,8 +106,7 @@ class App:
         run = self.run
         self.process = run.processes.new(self.node, tap=self)
         self.bus = Bus(COORDINATOR_URL, limits=run.shape.limits, runtime=self.process.runtime, rules=run.rules)
-        client = self.bus.client_id
-        self.record = run.history.publishers[client] = PublisherRecord(client)
+        self.record = PublisherRecord(0)
         self.process.begin(self._main(self.bus))
 
     async def _main(self, bus: Bus) -> None:
@@ -118,6 +117,7 @@ class App:
                 break
             except ShoalError:
                 await asyncio.sleep(OPEN_RETRY_S)
+        self.record = self.run.history.publishers[bus.client_id] = PublisherRecord(bus.client_id)
         self.started = True
         self._begin()
 
@@ -360,4 +360,5 @@ class App:
                     self.run.history.sent(peer, self.record.client, self.run.world.now)
 
     def ended(self, peer: str) -> None:
-        """Does nothing."""
+        """A connection has ended: what a server sent on it last may be lost."""
+        self.run.history.link_ended(peer, self.record.client, self.run.world.now)

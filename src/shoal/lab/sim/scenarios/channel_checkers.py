@@ -11,13 +11,17 @@ from typing import Final
 
 from shoal.lab.sim.checkers import DeliveryCheck, Verdict
 from shoal.lab.sim.history import Published
-from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, SubscriberRecord, number_of
-from shoal.message import Gap, Message
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Lie, SubscriberRecord, number_of
+from shoal.message import Gap, Message, Retraction
 
 FOREIGN_PUBLISHER: Final = 0
 FOREIGN: Final = b"foreign "
 """Prefix of the payloads that plain Redis clients of a scenario publish."""
 
+BEFORE_LIE_S: Final = 10.0
+AFTER_LIE_S: Final = 10.0
+"""A connection that ended this long before a false message was sent, or after it was delivered, excuses that it was not
+taken back."""
 GAPS_FALSE_MAX: Final = 2
 """False gaps in one run that are no violation yet: rare ones are left where faults overlap, see docs/simulator.md."""
 
@@ -76,6 +80,8 @@ class _Judge:
         self.expect = expect
         self.verdict = verdict
         self.gaps: list[tuple[float, Gap]] = []
+        self.believed: dict[Key, list[tuple[float, Lie]]] = {}
+        """Lies that were delivered and not taken back, and when."""
         self.label = sub.label
 
     def run(self) -> None:
@@ -83,12 +89,15 @@ class _Judge:
             if isinstance(handed.item, Gap):
                 self.verdict.gaps_reported += 1
                 self.gaps.append((handed.at, handed.item))
+            elif isinstance(handed.item, Retraction):
+                self._retraction(handed.at, handed.item)
             else:
                 self._message(handed.at, handed.item)
         for handed in self.sub.handed:
             if isinstance(handed.item, Gap):
                 self._gap(handed.at, handed.item)
                 self._judge_truth(handed.at, handed.item, handed.witnesses)
+        self._lies()
         self._completeness()
         if self.expect.finished and self.sub.in_force_at is None and self.sub.ended_at is None:
             self.verdict.violate("unsettled", f"{self.label} never came into force")
@@ -98,6 +107,11 @@ class _Judge:
         verdict.deliveries += 1
         if message.foreign and message.payload.startswith(FOREIGN):
             verdict.seen["foreign message"] += 1
+            return
+        lie = self.history.lies.get(message.payload)
+        if lie is not None:
+            verdict.seen["false message delivered"] += 1
+            self.believed.setdefault((lie.channel, lie.publisher, lie.sequence), []).append((at, lie))
             return
         number = number_of(message)
         published = self.deliveries.take(number, at, message.payload)
@@ -113,6 +127,49 @@ class _Judge:
                 when = f"confirmed at t={published.confirmed_at:.3f}"
                 verdict.violate("early", f"{self.label} got {number}, {when}, before it subscribed")
 
+    def _retraction(self, at: float, retraction: Retraction) -> None:
+        """Checks that a retraction takes back a lie."""
+        self.verdict.seen["false message retracted"] += 1
+        key = retraction.channel, retraction.publisher, retraction.sequence
+        lies = self.believed.get(key)
+        if not lies:
+            self.verdict.violate("false retraction", f"{self.label}: {retraction} at t={at:.3f} of no false message")
+            return
+        lies.pop()
+        self.deliveries.displaced.add(key)
+
+    def _lies(self) -> None:
+        """Checks that every lie was taken back. A lie that the agent did not hear, or whose refutation the subscriber
+        missed, may stay, and the message that it displaced may be missing."""
+        for key, lies in self.believed.items():
+            for at, lie in lies:
+                if self._is_excused(lie, at):
+                    self.verdict.seen["false message unnoticed"] += 1
+                    message = self.by_key.get(key)
+                    if message is not None:
+                        self.deliveries.got.setdefault(message.number, at)
+                elif self.expect.finished and self.sub.ended_at is None:
+                    self.verdict.violate("invented", f"{self.label} got {lie.payload!r} at t={at:.3f}: {lie}")
+
+    def _is_excused(self, lie: Lie, at: float) -> bool:
+        """Whether the agent, or this subscriber, lost its connection to the server at about that time. A subscriber
+        that was away must not take an altered message all the same."""
+        losers = (None,) if lie.altered else (None, self.sub.client)
+        return any(
+            server == lie.server and client in losers
+            and lie.sent_at - BEFORE_LIE_S <= ended_at <= at + AFTER_LIE_S
+            for server, client, ended_at in self.history.links_ended
+        )  # fmt: skip
+
+    def _is_claimed(self, gap: Gap, at: float) -> bool:
+        """Whether a gap ends with a number that a lie has claimed which the agent may not have heard."""
+        return any(
+            (lie.channel, lie.publisher) == (gap.channel, gap.publisher)
+            and gap.last in (lie.sequence, lie.sequence - 1)
+            and self._is_excused(lie, at)
+            for lie in self.history.claims
+        )
+
     def _gap(self, at: float, gap: Gap) -> None:
         """Checks a gap: a closed one must cover messages that did not arrive, an open one must follow a crash."""
         if gap.publisher == FOREIGN_PUBLISHER:
@@ -125,6 +182,9 @@ class _Judge:
                 self.verdict.violate("false gap", f"{self.label}: open gap at t={at:.3f}, but no process died: {gap}")
             return
         self.verdict.seen["closed gap"] += 1
+        if self._is_claimed(gap, at):
+            self.verdict.seen["gap by an unnoticed claim"] += 1
+            return
         missing = 0
         for sequence in range(gap.first, gap.last + 1):
             message = self.by_key.get((gap.channel, gap.publisher, sequence))
@@ -152,6 +212,8 @@ class _Judge:
 
     def _judge_truth(self, at: float, gap: Gap, witnesses: tuple[str, ...]) -> None:
         """Counts gaps about messages that all arrived or were never owed."""
+        if self._is_claimed(gap, at):
+            return
         if gap.publisher == FOREIGN_PUBLISHER or any(
             self._is_covered_by(message, at, gap) and self._may_be_owed(message)
             for message in self.history.messages.values()
@@ -186,8 +248,11 @@ class _Judge:
 
     def _completeness(self) -> None:
         """Checks that everything owed has arrived or is in a gap. A subscription that ended is owed only the messages
-        before the last one it got."""
+        before the last one it got, and none that a lie had displaced when it ended."""
         for message, followed in self.deliveries.missing():
+            key = message.unit, message.publisher, message.sequence
+            if self.sub.ended_at is not None and (key in self.believed or key in self.deliveries.displaced):
+                continue
             due = self.expect.finished and self.sub.ended_at is None
             if due and self.history.publishers[message.publisher].crashed and message.confirmed_at is None:
                 due = False

@@ -58,6 +58,20 @@ class Foreign:
     sent_at: float
 
 
+@dataclass(slots=True)
+class Lie:
+    """A message or a beacon that a stranger published under the name of a client. `altered` has the tag of a true
+    message on the same server."""
+
+    payload: bytes
+    channel: str
+    publisher: int
+    sequence: int
+    server: str
+    sent_at: float
+    altered: bool = False
+
+
 class ChannelRunHistory(History):
     """The record of one run."""
 
@@ -67,8 +81,24 @@ class ChannelRunHistory(History):
         self.unwatched: list[Interval] = []
         """Times at which no agent may have watched a server: it crashed, its agent crashed, or it left the ring."""
         self.foreign: list[Foreign] = []
+        self.lies: dict[bytes, Lie] = {}
+        """False messages by payload."""
+        self.claims: list[Lie] = []
+        """False messages and beacons."""
+        self.links_ended: list[tuple[str, int | None, float]] = []
+        """Ends of connections to a server: of a client, or of its agent (None)."""
         self.splits: list[str] = []
         self.members: set[str] = set()
+
+    def link_ended(self, server: str, client: int | None, at: float) -> None:
+        """Records that a connection to a server has ended."""
+        self.links_ended.append((server, client, at))
+
+    def lie_told(self, lie: Lie, delivered: bool) -> None:
+        """Records a lie, which may be delivered (a message) or only be a claim."""
+        self.claims.append(lie)
+        if delivered:
+            self.lies[lie.payload] = lie
 
     def foreign_sent(self, server: str, channel: bytes, at: float) -> int:
         """Records a message of a plain client; returns the number to write into the payload."""

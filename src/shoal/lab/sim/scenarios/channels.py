@@ -9,14 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+import shoal.channels.agent.session  # noqa: F401 - the agent loads these modules late, and they declare rules
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import LAPSE_S, ChannelScenario
+from shoal.lab.sim.scenarios.stranger import FORGED, REPEATED_KINDS
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
-    "dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "unbroken",
-)  # fmt: skip
+    *("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "unbroken"),
+    *("agent_tags", "signatures", "client_tags", "owners", "peer_tags", "fresh_heartbeats"),
+    *("tags", "refute", "retract", "away"),
+)
 """The rules that this scenario tests."""
 
 NAPS: Final = 0.6
@@ -46,9 +50,25 @@ CORNERS: Final = {
     "placement all_subscribers": "placement all_subscribers",
     "placement all_publishers": "placement all_publishers",
     "foreign message": "router foreign",
+    "false message delivered": "false message delivered",
+    "false message retracted": "false message retracted",
+    "false message refuted by an agent": "agent refuted",
+    "false claim forgotten": "router refuted",
+    "second copy of a number kept": "router rivals",
+    "number taken from its publisher only": "router barred",
+    "more false messages than an agent can name": "router rechecks",
     "garbage refused": "router garbage",
     "garbage refused by an agent": "agent garbage",
-    "forged ring or entry refused": "router forged",
+    "unauthentic message refused": "router unauthentic",
+    "unauthentic message refused by an agent": "agent unauthentic",
+    "outdated message refused": "router outdated",
+    "outdated message refused by an agent": "agent outdated",
+    "claim about another's stream refused": "agent claims_refused",
+    "enrolment": "agent enrolments",
+    "key of a publisher from an agent": "agent introductions",
+    **{f"forged {kind}": f"forged {kind}" for kind in FORGED},
+    **{f"repeated {kind}": f"repeated {kind}" for kind in REPEATED_KINDS},
+    **{f"claim about another's stream in a {kind}": f"claim in a {kind}" for kind in ("Hello", "Present", "Left")},
     "duplicate dropped": "router duplicates",
     "unconfirmed publish repeated": "router repeated",
     "message held behind a hole": "router held",

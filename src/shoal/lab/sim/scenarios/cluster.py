@@ -89,7 +89,14 @@ class ChannelScenario(Scenario):
         self._first_plan(rng)
         self.apps = [self.make_app(self.network.node(f"app{index}")) for index in range(shape.clients)]
         Stranger(
-            self.network, self.names, self._inboxes, self.channels, self.strangers_active, self.history.foreign_sent
+            self.network,
+            self.names,
+            self._inboxes,
+            self.channels,
+            self.strangers_active,
+            self.history,
+            lambda: self.book.ring,
+            self.exercised,
         )
         others = self.other_nodes()
         return FaultTargets(
@@ -209,6 +216,7 @@ class ChannelScenario(Scenario):
 
         def crashed() -> None:
             processes[-1].unwatched()
+            self.history.link_ended(name, None, self.world.now)
             self._count_agent(processes[-1])
             self.died("agent", name)
 
@@ -237,17 +245,17 @@ class ChannelScenario(Scenario):
         """The main task of a leader's process."""
         node, limits = process.node, self.shape.limits
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
-            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}").run()
+            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}", process.runtime.random).run()
 
-    def make_leader(self, coordinator: Coordinator, holder: str) -> Leader:
+    def make_leader(self, coordinator: Coordinator, holder: str, random: Random) -> Leader:
         """Ring keeper and conductor."""
         return Leader(
             coordinator, self.signer, self.shape.limits, LeaderTiming(), self.names[: self.shape.servers], holder,
-            self.rules,
+            random, self.rules,
         )  # fmt: skip
 
     def _inboxes(self) -> list[int]:
-        return [app.record.client for app in self.apps]
+        return [app.record.client for app in self.apps if app.started]
 
     # The plan
 
@@ -410,3 +418,4 @@ class AgentProcess:
         """A connection has ended. Without the one to its own server the agent hears nothing."""
         if peer == self.server:
             self.unwatched()
+            self.run.history.link_ended(self.server, None, self.run.world.now)

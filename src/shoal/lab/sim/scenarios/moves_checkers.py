@@ -14,7 +14,7 @@ from shoal.lab.sim.history import Published
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN, FOREIGN_PUBLISHER
 from shoal.lab.sim.scenarios.channel_run_history import Foreign, SubscriberRecord
 from shoal.lab.sim.scenarios.moves_watch import kind_of
-from shoal.message import Gap
+from shoal.message import Gap, Message
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import move_unit, moves_prefix
 
@@ -154,7 +154,7 @@ class MovesCheck:
             heard = {
                 handed.item.payload
                 for handed in sub.handed
-                if not isinstance(handed.item, Gap) and handed.item.payload.startswith(FOREIGN)
+                if isinstance(handed.item, Message) and handed.item.payload.startswith(FOREIGN)
             }
             since = max(sub.in_force_at, self.run.began_at)
             ended_at = float("inf") if sub.ended_at is None else sub.ended_at - BEFORE_TROUBLE_S

@@ -16,6 +16,7 @@ BREAKS: Final = (
     "home_help",
     "version_in_header",
     "mark_forwarded",
+    "forward_authentic",
     "all_unended_placements",
     "prepare",
     "widen_before_switch",

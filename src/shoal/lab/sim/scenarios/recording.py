@@ -27,7 +27,7 @@ from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key
 
-BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions")
+BREAKS: Final = ("record_once", "record_absence", "record_loss", "record_alone", "deletions", "told")
 """The rules that this scenario tests."""
 
 CORNERS: Final = {

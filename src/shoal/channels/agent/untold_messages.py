@@ -1,0 +1,59 @@
+"""Messages of streams whose publishers have not told yet how far they had come when the agent began to listen.
+
+Owns them until then. Such a message may be new, or an altered copy of one that was published before: the tag does not
+cover the payload, and the agent has not heard the true one. A publisher tells in its Hello or Present; its messages
+above that number are new, and the agent has heard the true one of each first. Messages of publishers that have died
+wait until the incarnation ends.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from shoal.channels.telemetry.lane_check import COPY, FRESH
+from shoal.limits import MIB
+from shoal.wire.envelope import HEADER
+
+UNTOLD_MESSAGES_MAX: Final = 10_000
+UNTOLD_BYTES_MAX: Final = 8 * MIB
+"""Messages that wait. Further ones are neither recorded nor forwarded as they come; their publishers are asked."""
+
+Key = tuple[bytes, int]
+"""Channel and stream."""
+
+
+class UntoldMessages:
+    """The messages of one incarnation that wait for a word of their publishers."""
+
+    def __init__(self) -> None:
+        self._messages: dict[Key, list[bytes]] = {}
+        self._dropped: dict[Key, int] = {}
+        self._count = 0
+        self._bytes = 0
+
+    def add(self, channel: bytes, blob: bytes) -> None:
+        """Keeps a message."""
+        _, _, _, stream, sequence, _ = HEADER.unpack_from(blob)
+        key = channel, stream
+        if self._count < UNTOLD_MESSAGES_MAX and self._bytes + len(blob) <= UNTOLD_BYTES_MAX:
+            self._messages.setdefault(key, []).append(blob)
+            self._count += 1
+            self._bytes += len(blob)
+        elif len(self._dropped) < UNTOLD_MESSAGES_MAX:
+            self._dropped[key] = max(sequence, self._dropped.get(key, 0))
+
+    def take(self, channel: bytes, stream: int, last: int) -> list[tuple[bytes, int]]:
+        """The messages of a stream that had come as far as `last`, each with its standing."""
+        blobs = self._messages.pop((channel, stream), [])
+        self._count -= len(blobs)
+        found = []
+        for blob in blobs:
+            self._bytes -= len(blob)
+            _, _, _, _, sequence, _ = HEADER.unpack_from(blob)
+            found.append((blob, FRESH if sequence > last else COPY))
+            last = max(last, sequence)
+        return found
+
+    def take_dropped(self, channel: bytes, stream: int) -> int:
+        """The highest number of a stream for which there was no room; 0 if there is none."""
+        return self._dropped.pop((channel, stream), 0)

@@ -1,0 +1,230 @@
+"""Takes back what an agent has refuted: messages and beacons that another client published under a publisher's name.
+
+Owns what a subscription does about a false message. Subscribers cannot check tags; the agent of the server can, and
+names the false ones in its heartbeat by channel, stream, number and mark. A mark belongs to one header, so a refutation
+concerns one copy on one server, and never hits a true message.
+
+    held behind a hole, or only a claim   forgotten: no hole, no gap
+    delivered                             a `Retraction`; the number counts as not received. If another copy has come,
+                                          it takes the place; else the publisher is asked
+    the first that was heard of a stream  the stream begins where the others say, or is forgotten
+
+If an agent had more to name than fits, it names the channel. The subscription then asks it how far the streams have
+come (`Review`): what it had when it asked, from that server, above the answer, was false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from shoal.channels.client.context import Context
+from shoal.channels.client.incoming_stream import ChannelIn, Origin, StreamIn
+from shoal.channels.client.receiver import Receiver
+from shoal.channels.client.server_link import ServerLink
+from shoal.channels.client.subscriber import Subscriber
+from shoal.channels.client.subscription import Review, SubscribedServer, SubscriptionCore
+from shoal.message import Retraction
+from shoal.rules import rule
+from shoal.wire import control
+from shoal.wire.envelope import ENDED, WORDS, is_envelope
+
+RETRACT: Final = rule("retract", "A subscriber takes back messages that an agent has refuted.")
+
+
+RECALLED_MAX: Final = 4096
+"""Numbers before the first one of a stream that a subscription can still miss when that one was false."""
+
+REVIEW_SPREAD_S: Final = 0.5
+"""Subscribers of a channel ask its agent within this time, not all at once."""
+
+
+class Refutations:
+    """The refutations of all servers, for all subscriptions of a router."""
+
+    def __init__(self, context: Context, subscriber: Subscriber, receiver: Receiver) -> None:
+        self._context = context
+        self._subscriber = subscriber
+        self._receiver = receiver
+        self._incarnations: dict[str, int] = {}
+
+    def heard(self, link: ServerLink) -> None:
+        """The agent of a server has told its incarnation. If it is a new one, the agent may not have heard what came
+        before: that it does not list it proves nothing."""
+        if self._incarnations.get(link.server) != link.incarnation:
+            self._incarnations[link.server] = link.incarnation
+            for site in link.sites:
+                for _, stream in site.sub.all_streams():
+                    stream.exempt[link.server] = max(stream.last, stream.next - 1)
+
+    def told(self, link: ServerLink, heartbeat: control.Heartbeat, now: float) -> None:
+        """An agent names false messages on its server."""
+        if RETRACT not in self._context.rules:
+            return
+        for channel, listed in heartbeat.refuted:
+            for sub in self._subscriptions(channel):
+                self._refute(sub, channel, _named(sub, channel, listed, link.server), now)
+        for channel in heartbeat.overflow:
+            for site in list(link.sites):
+                if not channel or site.sub.name == channel or (site.sub.pattern and channel in site.sub.channels):
+                    spread_s = REVIEW_SPREAD_S * (self._context.client % 1000) / 1000
+                    self._context.timers.set_if_absent(("review", site), now + spread_s)
+
+    def _subscriptions(self, channel: bytes) -> Iterator[SubscriptionCore]:
+        yield from list(self._subscriber.by_channel.get(channel, ()))
+        for subs in list(self._subscriber.by_pattern.values()):
+            for sub in list(subs):
+                if channel in sub.channels or not sub.in_force:
+                    yield sub
+
+    def _refute(self, sub: SubscriptionCore, channel: bytes, copies: list[tuple[int, int, Origin]], now: float) -> None:
+        """Some copies of messages are false. All of them are dropped before one of the others takes a place."""
+        if not sub.in_force:
+            false = set(copies)
+            sub.early = [early for early in sub.early if early[0] != channel or _copy(*early[1:]) not in false]
+            for early in [early for early in sub.passed if early[0] == channel and _copy(*early[1:]) in false]:
+                sub.passed.remove(early)
+            return
+        chan = sub.channels.get(channel)
+        if chan is None:
+            return
+        for number, sequence, origin in copies:
+            sub.take_rival((channel, number, sequence, origin))
+        for number, sequence, origin in copies:
+            stream = chan.streams.get(number)
+            if stream is not None:
+                self._refute_copy(sub, chan, stream, sequence, origin, now)
+
+    def _refute_copy(
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, number: int, origin: Origin, now: float
+    ) -> None:
+        self._context.counters.refuted += 1
+        held = stream.held.get(number)
+        if held is not None and held[1] == origin:
+            del stream.held[number]
+        stream.disclaim(number, origin)
+        seen = stream.origin_of(number)
+        if number < stream.next and seen is not None and seen[0] == origin:
+            self._retract(sub, chan, stream, number, handed=seen[1])
+        if stream.birth == (number, origin):
+            self._begin_again(sub, chan, stream)
+        if stream.ended_by == origin:
+            stream.final, stream.ended_by = not stream.final, None
+        if stream.server == origin.server:
+            stream.server = stream.lane or stream.server
+        stream.recount()
+        if stream.is_baseless() and not sub.rivals_of(chan.name, stream.stream, stream.next):
+            chan.streams.pop(stream.stream, None)
+        if stream.stream in chan.streams:
+            self._replace(sub, chan, stream, now)
+            if stream.assured_by == origin:
+                stream.assured_by = None
+                self._receiver.doubt(sub, chan, stream, now)
+
+    def _retract(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, number: int, handed: bool) -> None:
+        """A delivered message was false."""
+        stream.recall(number)
+        if handed:
+            self._context.counters.retracted += 1
+            sub.inbox.report(Retraction(chan.text, stream.publisher, number, sub.pattern_text))
+            self._receiver.notify(sub)
+
+    def _begin_again(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
+        """The first that was heard of a stream was false. The lowest number that was heard since is the first one."""
+        stream.birth = None
+        stream.set_aside()
+        below = [rival[2] for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)]
+        delivered = [number for number in stream.older if stream.first <= number < stream.next]
+        lowest = min((*below, *delivered, *stream.held), default=None)
+        if lowest is None:
+            del chan.streams[stream.stream]
+        elif delivered and stream.next - lowest <= RECALLED_MAX:
+            stream.recalled.update(range(lowest, min(delivered)))
+            stream.first = lowest
+        else:
+            stream.recalled.clear()
+            stream.first = stream.next = lowest
+            stream.sure = lowest - 1
+
+    def _replace(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
+        """Lets other copies take the place of false ones; what is still missing is asked for."""
+        others = [rival for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)]
+        for rival in sorted(others, key=lambda rival: rival[2]):
+            number, origin = rival[2], rival[3]
+            if number >= stream.next or number in stream.recalled:
+                message = sub.take_rival(rival)
+                if message is not None:
+                    stream.disclaim(number, origin)
+                    self._receiver.take(sub, chan, stream, number, message, origin, now)
+        self._receiver.advance(sub, chan, stream, now)
+
+    # Reviews
+
+    def review_due(self, site: SubscribedServer, now: float) -> None:
+        """Asks an agent how far the streams have come."""
+        sub = site.sub
+        if sub.closed or not site.link.open or not sub.in_force or sub.sites.get(site.server) is not site:
+            return
+        self._context.counters.rechecks += 1
+        self._subscriber.drop_review(site)
+        known = {(chan.name, stream.stream): stream.last for chan, stream in sub.all_streams()}
+        site.review = Review(self._context.next_number(), site.link.incarnation, known)
+        self._subscriber.reviews[site.review.nonce] = site
+        self._subscriber.say_hello(site, site.review.nonce)
+
+    def reviewed(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
+        """An agent has told how far the streams have come. It has listed every authentic one that it heard."""
+        review, site.review = site.review, None
+        if review is None or not answer.complete or answer.incarnation != review.incarnation:
+            return
+        sub, server = site.sub, site.server
+        lasts = {(channel, stream): last & ~ENDED for channel, stream, last, _ in answer.streams}
+        for chan, stream in sub.all_streams():
+            known = review.known.get((chan.name, stream.stream))
+            last = lasts.get((chan.name, stream.stream), 0)
+            if known is not None and last < known:
+                stream.set_aside()
+                origins = {number: {origin} for number, (origin, _) in stream.older.items()}
+                found = [
+                    (stream.stream, number, origin)
+                    for number, heard in (*stream.claims.items(), *origins.items())
+                    for origin in heard
+                    if max(last, stream.exempt.get(server, 0)) < number <= known and origin.server == server
+                ]
+                self._refute(sub, chan.name, sorted(found), now)
+
+
+def _named(
+    sub: SubscriptionCore, channel: bytes, listed: list[tuple[int, int, int]], server: str
+) -> list[tuple[int, int, Origin]]:
+    """Those copies from a server that a subscription knows and an agent names."""
+    known: dict[tuple[int, int], set[Origin]] = {(stream, number): set() for stream, number, _ in listed}
+    for name, stream, number, origin in (*sub.rivals, *_early(sub)):
+        if name == channel and (stream, number) in known:
+            known[stream, number].add(origin)
+    chan = sub.channels.get(channel)
+    for (number, sequence), origins in known.items():
+        stream_in = chan.streams.get(number) if chan is not None else None
+        if stream_in is not None:
+            origins.update(stream_in.origins(sequence))
+    return [
+        (stream, number, origin)
+        for stream, number, mark in listed
+        for origin in sorted(known[stream, number])
+        if origin.server == server and origin.mark(stream, number) == mark
+    ]
+
+
+def _early(sub: SubscriptionCore) -> Iterator[tuple[bytes, int, int, Origin]]:
+    """The copies that wait until the subscription is in force."""
+    for channel, blob, server in (*sub.early, *sub.passed):
+        if (copy := _copy(blob, server)) is not None:
+            yield channel, *copy
+
+
+def _copy(blob: bytes, server: str) -> tuple[int, int, Origin] | None:
+    """Which copy a payload is; None if it has no header."""
+    if not is_envelope(blob):
+        return None
+    _, stream, sequence, _, _ = WORDS.unpack_from(blob)
+    return stream, sequence, Origin.of(blob, server)

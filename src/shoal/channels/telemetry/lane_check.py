@@ -1,0 +1,255 @@
+"""The compiled check of the tags of published messages (see `shoal.wire.lane_tag` and docs/identity.md).
+
+Owns how the scanner finds the key of a stream's publisher, and what it notes about messages whose tag is false. The key
+is derived at the stream's first message from the agents' secret; its prepared state is kept in the stream's record, so
+that a message costs one compression. Nothing of a message with a false tag enters the tables of channels and streams.
+Never touches a socket or a clock.
+
+The scan itself knows only the states of known streams. For any other message it stops with `UNKNOWN_LANE`; the scanner
+calls `find_lane`, which leaves its result in the cursor, and scans the message again. In one loop both would take a
+minute to compile.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from shoal.channels.telemetry.tables import (
+    MISSING,
+    NO_ROOM,
+    REFUSED,
+    REFUTED_MAX,
+    UNTOLD_LAST,
+    Tables,
+    enter_stream,
+    find_stream,
+    raise_last,
+)
+from shoal.wire.blake2s import (
+    BLOCK_BYTES,
+    KEY_BYTES,
+    State,
+    compress,
+    hash_bytes,
+    keyed_state,
+    label_words,
+    load_block,
+    load_words,
+    take_block,
+)
+from shoal.wire.envelope import BEACON, ENDED, EPOCH_BITS, FINAL, FORWARDED, HEADER_BYTES, UNKNOWN_FLAGS
+from shoal.wire.identity import MESSAGE_TAG_BYTES
+from shoal.wire.lane_tag import MARK_LABEL, TAG_AT, TAG_LABEL
+from shoal.wire.raw_bytes import Bytes, Records, kernel, load_u64, part
+
+FALSE: Final = 0
+COPY: Final = 1
+FRESH: Final = 2
+UNTOLD: Final = 3
+"""The standing of a message. `FALSE`: its tag is false. `COPY`: it is authentic, but its number has been published here
+before, so its payload may be another one. `FRESH`: it is authentic and new. `UNTOLD`: authentic, but its publisher has
+not told yet how far the stream had come when the agent began to listen, so it is new or a copy. Beacons, foreign
+messages, and all those on a server without secrets are taken as they come: `FRESH`."""
+
+UNKNOWN_LANE: Final = -10
+"""The key of the message's publisher is not known yet."""
+
+_FLAGS_AT: Final = 2
+_EXTENSION_AT: Final = 3
+_STREAM_AT: Final = 8
+_SEQUENCE_AT: Final = 16
+_SETTLED_BYTES: Final = 8
+_ENDED: Final = np.uint64(ENDED)
+_UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
+_EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
+_HALF: Final = np.uint64(32)
+_CLIENT: Final = label_words(b"client")
+_LANE: Final = label_words(b"lane")
+_MESSAGE: Final = label_words(TAG_LABEL)
+_REFUTED: Final = label_words(MARK_LABEL)
+_EMPTY: Final = np.uint64(0)
+_FIRST_BLOCK_BYTES: Final = BLOCK_BYTES - TAG_AT
+"""How much of extension and settled fits the first block, behind the header."""
+
+
+@part
+def packed(state: State) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """A state as a stream's record keeps it."""
+    return (
+        np.uint64(state[0]) | np.uint64(state[1]) << _HALF,
+        np.uint64(state[2]) | np.uint64(state[3]) << _HALF,
+        np.uint64(state[4]) | np.uint64(state[5]) << _HALF,
+        np.uint64(state[6]) | np.uint64(state[7]) << _HALF,
+    )
+
+
+@part
+def unpacked(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64) -> State:
+    """The state that a stream's record keeps."""
+    return (
+        np.uint32(k0), np.uint32(k0 >> _HALF), np.uint32(k1), np.uint32(k1 >> _HALF),
+        np.uint32(k2), np.uint32(k2 >> _HALF), np.uint32(k3), np.uint32(k3 >> _HALF),
+    )  # fmt: skip
+
+
+@kernel
+def derive_lane(
+    tables: Tables, name: Bytes, name_at: int, name_bytes: int, stream: np.uint64, secret: int
+) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """The prepared state for the messages of a stream on a channel of this server, by one of the agents' secrets."""
+    scratch = tables.scratch
+    head = tables.head[0]
+    k = load_block(tables.secrets, KEY_BYTES * secret, KEY_BYTES * (secret + 1))
+    state = keyed_state((k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7]), _CLIENT, KEY_BYTES)
+    client = stream >> _EPOCH_BITS
+    at = head.lane_prefix_bytes
+    for offset in range(8):
+        scratch[at + offset] = np.uint8(client >> np.uint64(8 * offset))
+    client_key = hash_bytes(state, scratch, at, 8)
+    for offset in range(name_bytes):
+        scratch[at + offset] = name[name_at + offset]
+    lane_key = hash_bytes(keyed_state(client_key, _LANE, KEY_BYTES), scratch, 0, at + name_bytes)
+    return packed(keyed_state(lane_key, _MESSAGE, MESSAGE_TAG_BYTES))
+
+
+@kernel
+def long_tag(state: State, data: Bytes, at: int, end: int, hashed: int) -> State:
+    """The rest of a tag over more than one block."""
+    while at + BLOCK_BYTES < end:
+        hashed += BLOCK_BYTES
+        state = take_block(state, load_block(data, at, end), hashed, False)
+        at += BLOCK_BYTES
+    return take_block(state, load_block(data, at, end), hashed + end - at, True)
+
+
+@part
+def has_tag(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int) -> bool:
+    """Whether the message at an index has the tag of a lane; `extra` bytes behind the header are covered too."""
+    after = at + HEADER_BYTES
+    end = after + extra
+    m0, m1 = load_words(data, at, end)
+    m2, m3 = load_words(data, at + 8, end)
+    m4, m5 = load_words(data, at + 16, end)
+    m6, m7 = load_words(data, at + 24, end)
+    m8, m9 = load_words(data, after, end)
+    ma, mb = load_words(data, after + 8, end)
+    mc, md = load_words(data, after + 16, end)
+    me, mf = load_words(data, after + 24, end)
+    whole = extra <= _FIRST_BLOCK_BYTES
+    hashed = BLOCK_BYTES + TAG_AT + (extra if whole else _FIRST_BLOCK_BYTES)
+    block = m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, ma, mb, mc, md, me, mf
+    state = compress(unpacked(k0, k1, k2, k3), block, hashed, whole)
+    if not whole:
+        state = long_tag(state, data, after + _FIRST_BLOCK_BYTES, end, hashed)
+    return bool((np.uint64(state[0]) | np.uint64(state[1]) << _HALF) == load_u64(data, at + TAG_AT))
+
+
+@part
+def covered_bytes(data: Bytes, at: int) -> int:
+    """How many bytes behind the header a tag covers: the extension, and a beacon's body."""
+    settled = _SETTLED_BYTES if data[at + _FLAGS_AT] & BEACON else 0
+    return 8 * int(data[at + _EXTENSION_AT]) + settled
+
+
+@kernel
+def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
+    """Finds out whether the message at which the scan stopped is authentic by any of the secrets."""
+    cursor = cursors[0]
+    at = cursor.payload_at
+    name_bytes = cursor.name_end - cursor.name_at
+    cursor.lane_of = at
+    cursor.lane_found = 0
+    z = np.uint32(0)
+    mark = hash_bytes(
+        keyed_state((z, z, z, z, z, z, z, z), _REFUTED, MESSAGE_TAG_BYTES),
+        data,
+        at,
+        HEADER_BYTES + covered_bytes(data, at),
+    )
+    cursor.mark = np.int64(np.uint64(mark[0]) | np.uint64(mark[1]) << _HALF)
+    if name_bytes <= tables.head[0].channel_name_bytes_max:
+        stream = load_u64(data, at + _STREAM_AT)
+        for secret in range(tables.head[0].secrets):
+            k0, k1, k2, k3 = derive_lane(tables, data, cursor.name_at, name_bytes, stream, secret)
+            if has_tag(k0, k1, k2, k3, data, at, covered_bytes(data, at)):
+                cursor.lane_found = 1
+                cursor.k0, cursor.k1, cursor.k2, cursor.k3 = np.int64(k0), np.int64(k1), np.int64(k2), np.int64(k3)
+                return
+
+
+@part
+def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: int) -> int:
+    """Notes the number of the message at an index if the message is authentic. Returns its standing, or `NO_ROOM`: call
+    `grow` and try again, or `UNKNOWN_LANE`: call `find_lane` and try again. Numbers of messages with unknown flags are
+    not noted."""
+    head = tables.head[0]
+    flags = np.int64(data[at + _FLAGS_AT])
+    stream = load_u64(data, at + _STREAM_AT)
+    sequence = load_u64(data, at + _SEQUENCE_AT)
+    index = find_stream(tables, channel, stream)
+    if head.secrets:
+        known = False
+        if index != MISSING:
+            record = tables.streams[index]
+            k0, k1, k2, k3 = record.k0, record.k1, record.k2, record.k3
+            known = (k0 | k1 | k2 | k3) != _EMPTY
+            known = known and has_tag(k0, k1, k2, k3, data, at, covered_bytes(data, at))
+        if not known and cursor.lane_of != at:
+            return UNKNOWN_LANE
+        if not known and not cursor.lane_found:
+            refute(tables, channel, stream, sequence, np.uint64(cursor.mark), index != MISSING)
+            return FALSE
+    if flags & UNKNOWN_FLAGS:
+        return FRESH
+    if index == MISSING:
+        index = enter_stream(tables, channel, stream)
+        if index == NO_ROOM:
+            return NO_ROOM
+        if index == REFUSED:
+            if head.secrets and tables.channels[channel].refused_second != head.second:
+                refute(tables, channel, stream, sequence, np.uint64(cursor.mark), False)
+                return FALSE
+            return FRESH
+    record = tables.streams[index]
+    if head.secrets and not known:
+        record.k0, record.k1 = np.uint64(cursor.k0), np.uint64(cursor.k1)
+        record.k2, record.k3 = np.uint64(cursor.k2), np.uint64(cursor.k3)
+    standing = FRESH
+    if head.secrets and not flags & BEACON:
+        if record.above == _UNTOLD_LAST:
+            standing = UNTOLD
+        elif sequence <= record.above:
+            standing = COPY
+        elif not flags & FORWARDED:
+            record.above = sequence
+    if flags & BEACON and flags & FINAL:
+        sequence |= _ENDED
+    raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0)
+    return standing
+
+
+@part
+def refute(tables: Tables, channel: int, stream: np.uint64, sequence: np.uint64, mark: np.uint64, known: bool) -> None:
+    """Lists a message with a false tag. Streams that the agent knows come first; channels for whose messages there is
+    no room are marked."""
+    head = tables.head[0]
+    row = head.refuted
+    if row < REFUTED_MAX:
+        head.refuted += 1
+    else:
+        row = 0
+        while row < REFUTED_MAX and (not known or tables.refuted[row].known):
+            row += 1
+        spilled = channel if row == REFUTED_MAX else tables.refuted[row].channel
+        tables.channels[spilled].overflowed = 1
+        head.overflows += 1
+        if row == REFUTED_MAX:
+            return
+    entry = tables.refuted[row]
+    entry.channel = channel
+    entry.known = known
+    entry.stream = stream
+    entry.number = sequence
+    entry.mark = mark

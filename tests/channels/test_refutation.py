@@ -1,0 +1,651 @@
+"""What agents refute, subscribers take back: nothing false stays, nothing true is lost, and there is no gap."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hiredis import PushNotification
+from tests.support.core_driver import OTHER, SIGNER, STREAM, RouterDriver, channel_at
+
+from shoal.channels.client.incoming_stream import CLAIMS_MAX, TAGS_MAX
+from shoal.channels.client.subscription import RIVAL_BYTES_MAX, RIVALS_MAX, SubscriptionCore
+from shoal.limits import DEFAULT_LIMITS
+from shoal.message import Gap, Item, Message, Retraction
+from shoal.plan.placement import BY_THE_RING, Mode, Placement
+from shoal.wire import control, envelope
+from shoal.wire.envelope import BEACON, FINAL, FORWARDED, HEADER
+from shoal.wire.identity import AgentSecret
+from shoal.wire.lane_tag import TAG_AT, covered_end, mark_of
+
+TILE = b"tile"
+FAR = 1 << 60
+TRUE, FALSE, FALSER = 1, 2, 3
+"""Tags. Routers cannot check them; the script plays the agent that can."""
+SECRET = AgentSecret(1, bytes(32))
+
+
+class Scene(RouterDriver):
+    """A router with a key, and copies of messages with the tags that the script wants."""
+
+    def __init__(self, servers: tuple[str, ...] = ("s1",), **more: Any) -> None:
+        super().__init__(servers, secret=SECRET, **more)
+        self.marks: dict[tuple[int, int, int], int] = {}
+
+    def copy(
+        self, sequence: int, tag: int = TRUE, payload: bytes = b"", server: str = "s1", flags: int = 0, **more: Any
+    ) -> None:
+        """A copy of a number arrives; its payload tells which."""
+        stream, channel = more.get("stream", STREAM), more.get("channel", TILE)
+        header = HEADER.pack(envelope.MAGIC, flags, BY_THE_RING | 1, stream, sequence, 0)
+        body = payload or (b"%d" if tag == TRUE else b"%d!") % sequence
+        if flags & BEACON:
+            body = sequence.to_bytes(8, "little")
+        blob = header[:TAG_AT] + tag.to_bytes(8, "little") + body
+        self.marks[stream, sequence, tag] = mark_of(blob[: covered_end(blob)])
+        self.push(server, channel, blob, more.get("pattern"))
+
+    def refute(self, *copies: tuple[int, int], server: str = "s1", stream: int = STREAM, channel: bytes = TILE) -> None:
+        """The agent names false copies by number and tag."""
+        named = [(stream, number, self.marks.get((stream, number, tag), 0)) for number, tag in copies]
+        self.heartbeat(server, refuted=[(channel, named)])
+
+    def resend(self, sequence: int) -> None:
+        """The publisher sends a message again."""
+        header = HEADER.pack(envelope.MAGIC, 0, BY_THE_RING | 1, STREAM, sequence, 0)
+        self.reply(control.Resend(TILE, header + b"%d" % sequence))
+
+    def reply(self, message: control.Resend | control.Healed) -> None:
+        """The publisher answers the last request."""
+        self.tell("s1", message, max(self.router._receiver._requests))
+
+    def takes(self, sub: SubscriptionCore) -> list[bytes]:
+        """What the application finds, in short."""
+        return [short(item) for item in self.items(sub)]
+
+
+def short(item: Item) -> bytes:
+    match item:
+        case Message():
+            return item.payload
+        case Retraction():
+            assert (item.channel, item.publisher) == ("tile", OTHER)
+            return b"-%d" % item.sequence
+        case Gap():
+            return b"gap %d-%d" % (item.first, item.last or 0)
+
+
+def subscribed(**more: Any) -> tuple[Scene, SubscriptionCore]:
+    """A subscription that has got 1 and 2."""
+    scene = Scene(**more)
+    scene.servers["s1"].streams[TILE, STREAM] = 0
+    sub = scene.subscribe(TILE)
+    scene.copy(1)
+    scene.copy(2)
+    assert scene.takes(sub) == [b"1", b"2"]
+    return scene, sub
+
+
+def let_gaps_come(scene: Scene) -> None:
+    scene.advance(2 * DEFAULT_LIMITS.gap_timeout_s)
+
+
+# Claims
+
+
+def test_a_message_far_ahead_is_forgotten_and_leaves_no_gap() -> None:
+    scene, sub = subscribed()
+    scene.copy(FAR, FALSE)
+    assert sub.doubts()
+    scene.refute((FAR, FALSE))
+    assert not sub.doubts()
+    let_gaps_come(scene)
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3"]
+
+
+def test_a_beacon_far_ahead_is_forgotten_and_leaves_no_gap() -> None:
+    scene, sub = subscribed()
+    scene.copy(FAR, FALSE, flags=BEACON)
+    scene.refute((FAR, FALSE))
+    let_gaps_come(scene)
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3"]
+
+
+def test_a_true_claim_of_the_same_number_stays() -> None:
+    scene, sub = subscribed()
+    scene.copy(4, FALSE, flags=BEACON)
+    scene.copy(4, TRUE, flags=BEACON)
+    scene.refute((4, FALSE))
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 3 to 4"]
+
+
+def test_a_false_end_of_a_stream_is_forgotten() -> None:
+    scene, sub = subscribed()
+    scene.copy(2, FALSE, flags=BEACON | FINAL)
+    assert sub.streams[STREAM].final
+    scene.refute((2, FALSE))
+    assert not sub.streams[STREAM].final
+
+
+def test_claims_are_bounded_and_the_highest_true_one_stays() -> None:
+    scene, sub = subscribed()
+    scene.copy(4, TRUE, flags=BEACON)
+    for number in range(CLAIMS_MAX + 9):
+        scene.copy(FAR + number, FALSE, flags=BEACON)
+    assert len(sub.streams[STREAM].claims) == CLAIMS_MAX
+    for number in range(CLAIMS_MAX + 9):
+        scene.refute((FAR + number, FALSE))
+    assert sub.streams[STREAM].last < FAR
+    scene.copy(5, TRUE, flags=BEACON)
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 3 to 5"]
+
+
+def test_a_publisher_that_has_not_come_so_far_ends_a_claim() -> None:
+    scene, sub = subscribed()
+    scene.copy(FAR, FALSE)
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    (heal,) = scene.told("s1", OTHER, control.Heal)[:1]
+    scene.reply(control.Healed(TILE, STREAM, 1, 2, 2, heal.first))
+    assert not sub.doubts()
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+
+
+def test_a_message_that_came_after_the_question_is_not_denied_by_its_answer() -> None:
+    scene, sub = subscribed()
+    scene.copy(4)
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    (heal,) = scene.told("s1", OTHER, control.Heal)[:1]
+    scene.copy(6)
+    scene.reply(control.Healed(TILE, STREAM, 1, 4, 4, heal.first))
+    assert sub.streams[STREAM].last == 6
+
+
+def test_a_true_number_below_a_false_claim_is_not_denied_if_it_came_after_the_question() -> None:
+    scene, sub = subscribed()
+    scene.copy(FAR, FALSE)
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    (heal,) = scene.told("s1", OTHER, control.Heal)[:1]
+    scene.copy(4)
+    scene.reply(control.Healed(TILE, STREAM, 1, 2, 2, heal.first))
+    assert sub.streams[STREAM].last == 4
+    assert list(sub.streams[STREAM].held) == [4]
+
+
+def test_a_held_message_is_forgotten_and_the_true_one_takes_its_place() -> None:
+    scene, sub = subscribed()
+    scene.copy(4, FALSE)
+    scene.copy(4)
+    scene.refute((4, FALSE))
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3", b"4"]
+
+
+# Delivered messages
+
+
+def test_the_next_number_is_retracted_and_the_true_one_is_delivered_when_it_comes() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    scene.refute((3, FALSE))
+    assert scene.takes(sub) == [b"3!", b"-3"]
+    let_gaps_come(scene)
+    scene.copy(3)
+    scene.copy(4)
+    assert scene.takes(sub) == [b"3", b"4"]
+    assert scene.counters.retracted == 1
+
+
+def test_a_true_message_that_came_second_takes_the_place_at_once() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    scene.copy(3)
+    scene.copy(4)
+    scene.refute((3, FALSE))
+    assert scene.takes(sub) == [b"3!", b"4", b"-3", b"3"]
+    scene.copy(3)
+    assert scene.takes(sub) == []
+
+
+def test_a_second_copy_that_is_false_is_dropped() -> None:
+    scene, sub = subscribed()
+    scene.copy(2, FALSE)
+    scene.refute((2, FALSE))
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+    assert not sub.rivals
+
+
+def test_of_several_copies_the_true_one_is_left() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    scene.copy(3, FALSER)
+    scene.copy(3)
+    scene.refute((3, FALSE))
+    scene.refute((3, FALSER))
+    assert scene.takes(sub) == [b"3!", b"-3", b"3!", b"-3", b"3"]
+    scene.copy(4, FALSE)
+    scene.copy(4, FALSER)
+    scene.copy(4)
+    scene.refute((4, FALSE), (4, FALSER))
+    assert scene.takes(sub) == [b"4!", b"-4", b"4"]
+
+
+def test_a_replaced_message_that_did_not_come_is_asked_for() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    scene.copy(4)
+    scene.refute((3, FALSE))
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    assert scene.told("s1", OTHER, control.Heal)[0] == control.Heal(TILE, STREAM, 3, 3, 3)
+    scene.resend(3)
+    scene.reply(control.Healed(TILE, STREAM, 1, 4, 4, 3))
+    assert scene.takes(sub) == [b"3!", b"4", b"-3", b"3"]
+    assert not sub.doubts()
+    scene.copy(5)
+    assert scene.takes(sub) == [b"5"]
+
+
+def test_a_replaced_message_that_its_publisher_does_not_have_is_a_gap() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    scene.copy(4)
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.refute((3, FALSE))
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"3!", b"4", b"-3", b"gap 3-3"]
+    assert not sub.doubts()
+
+
+def test_a_run_of_false_messages_is_taken_back_to_the_last_true_one() -> None:
+    scene, sub = subscribed()
+    for number in (3, 4, 5):
+        scene.copy(number, FALSE)
+    scene.refute((4, FALSE))
+    scene.refute((3, FALSE), (5, FALSE))
+    assert scene.takes(sub) == [b"3!", b"4!", b"5!", b"-4", b"-3", b"-5"]
+    let_gaps_come(scene)
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3"]
+
+
+def test_a_refutation_names_one_copy_on_one_server() -> None:
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    scene.servers["s1"].streams[TILE, STREAM] = 0
+    sub = scene.subscribe(TILE)
+    scene.copy(1)
+    scene.copy(2)
+    scene.items(sub)
+    scene.refute((2, FALSE))
+    scene.refute((2, TRUE), server="s2")
+    scene.refute((2, TRUE), channel=b"other")
+    scene.refute((2, TRUE), stream=STREAM + 1)
+    assert scene.takes(sub) == []
+
+
+def test_without_a_key_refutations_are_ignored() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].streams[TILE, STREAM] = 0
+    sub = driver.subscribe(TILE)
+    driver.message("s1", TILE, STREAM, 1, b"1")
+    driver.heartbeat("s1", refuted=[(TILE, [(STREAM, 1, 0)])])
+    assert driver.payloads(sub) == [b"1"]
+
+
+def test_runs_are_remembered_too() -> None:
+    scene, sub = subscribed()
+
+    def frames(first: int, last: int, tag: int) -> list[Any]:
+        heads = [HEADER.pack(envelope.MAGIC, 0, BY_THE_RING | 1, STREAM, n, 0) for n in range(first, last + 1)]
+        blobs = [head[:TAG_AT] + tag.to_bytes(8, "little") + b"r" for head in heads]
+        for number, blob in enumerate(blobs, first):
+            scene.marks[STREAM, number, tag] = mark_of(blob[:40])
+        return [PushNotification([b"message", TILE, blob]) for blob in blobs]
+
+    scene.feed("s1", *frames(3, 20, TRUE))
+    scene.feed("s1", *frames(21, 40, FALSE))
+    scene.items(sub)
+    scene.refute((20, FALSE), (21, FALSE), (30, FALSE))
+    assert scene.takes(sub) == [b"-21", b"-30"]
+    scene, sub = subscribed()
+    scene.feed("s1", *frames(3, 3 + 2 * TAGS_MAX, FALSE))
+    scene.items(sub)
+    scene.refute((3, FALSE), (4 + TAGS_MAX, FALSE), (3 + 2 * TAGS_MAX, FALSE))
+    assert scene.takes(sub) == [b"-%d" % (4 + TAGS_MAX), b"-%d" % (3 + 2 * TAGS_MAX)]
+
+
+def test_the_last_numbers_are_remembered_and_no_more_than_twice_as_many() -> None:
+    scene, sub = subscribed()
+    for number in range(3, 4 * TAGS_MAX):
+        scene.copy(number, FALSE)
+        stream = sub.streams[STREAM]
+        assert len(stream.tags) // 2 + len(stream.older) <= 2 * TAGS_MAX
+    scene.items(sub)
+    scene.refute((4 * TAGS_MAX - TAGS_MAX, FALSE), (5, FALSE))
+    assert scene.takes(sub) == [b"-%d" % (3 * TAGS_MAX)]
+
+
+def test_a_gap_does_not_blur_which_number_had_which_tag() -> None:
+    scene, sub = subscribed()
+    scene.copy(5, FALSE)
+    scene.servers["s1"].streams[TILE, STREAM] = 5
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 3-4", b"5!"]
+    scene.refute((3, FALSE), (4, FALSE), (2, FALSE))
+    assert scene.takes(sub) == []
+    scene.refute((5, FALSE))
+    assert scene.takes(sub) == [b"-5"]
+
+
+def test_messages_of_several_servers_are_told_apart() -> None:
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    for here in scene.servers.values():
+        here.streams[TILE, STREAM] = 0
+    sub = scene.subscribe(TILE)
+    for number, server in ((1, "s1"), (2, "s2"), (3, "s2"), (4, "s1")):
+        scene.copy(number, TRUE if number % 2 else FALSE, server=server)
+    scene.items(sub)
+    scene.refute((2, FALSE), (1, TRUE), server="s2")
+    scene.refute((4, FALSE), (3, TRUE), server="s1")
+    assert scene.takes(sub) == [b"-2", b"-4"]
+
+
+def _entry(*servers: str) -> bytes:
+    return SIGNER.entry(TILE, Placement(1, Mode.ALL_SUBSCRIBERS, servers))
+
+
+# Unknown streams
+
+
+def test_a_made_up_stream_is_forgotten() -> None:
+    scene, sub = subscribed()
+    made_up = envelope.stream_id(OTHER, 77)
+    scene.copy(9, FALSE, stream=made_up)
+    assert made_up in sub.streams
+    scene.refute((9, FALSE), stream=made_up)
+    assert scene.takes(sub) == [b"9!", b"-9"]
+    assert made_up not in sub.streams
+
+
+def test_a_stream_that_was_met_by_a_false_message_begins_with_its_first_true_one() -> None:
+    for first, flags in ((FAR, 0), (FAR, BEACON), (9, 0)):
+        scene = Scene()
+        sub = scene.subscribe(TILE)
+        scene.copy(first, FALSE, flags=flags)
+        scene.copy(5)
+        scene.copy(6)
+        scene.refute((first, FALSE))
+        scene.copy(7)
+        assert [item for item in scene.takes(sub) if not item.endswith(b"!")][-3:] == [b"5", b"6", b"7"]
+        let_gaps_come(scene)
+        assert scene.takes(sub) == []
+
+
+def test_true_messages_behind_a_false_first_one_are_not_delivered_again() -> None:
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(3, FALSE)
+    scene.copy(2)
+    scene.copy(3)
+    scene.copy(4)
+    scene.refute((3, FALSE))
+    assert scene.takes(sub) == [b"3!", b"4", b"-3", b"2", b"3"]
+    scene.copy(5)
+    assert scene.takes(sub) == [b"5"]
+
+
+# Before a subscription is in force
+
+
+def test_a_false_message_before_the_subscription_is_in_force_is_dropped() -> None:
+    scene = Scene()
+    scene.subscribe(b"another")
+    scene.servers["s1"].silent = True
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE)
+    scene.refute((FAR, FALSE))
+    scene.servers["s1"].silent = False
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.copy(5)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"5"]
+
+
+def test_a_flood_before_the_subscription_is_in_force_does_not_raise_its_baseline() -> None:
+    scene = Scene(limits=msgspec.structs.replace(DEFAULT_LIMITS, held_messages_max=8))
+    scene.servers["s1"].silent = True
+    sub = scene.subscribe(TILE)
+    for number in range(20):
+        scene.copy(FAR + number, FALSE)
+    scene.servers["s1"].silent = False
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.refute(*((FAR + number, FALSE) for number in range(20)))
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.copy(5)
+    assert scene.takes(sub) == [b"5"]
+
+
+# Filters and patterns
+
+
+def test_a_message_that_the_application_did_not_want_is_not_retracted() -> None:
+    scene, sub = subscribed()
+    sub.apply_filter(lambda attributes: False)
+    scene.copy(3, FALSE)
+    scene.refute((3, FALSE))
+    assert scene.takes(sub) == []
+    assert sub.streams[STREAM].next == 3
+
+
+def test_patterns_are_told_too() -> None:
+    scene = Scene()
+    scene.servers["s1"].streams[TILE, STREAM] = 0
+    sub = scene.subscribe(b"ti*", pattern=True)
+    scene.copy(1, FALSE, pattern=b"ti*")
+    scene.refute((1, FALSE))
+    scene.copy(1, pattern=b"ti*")
+    first, second, third = scene.items(sub)
+    assert second == Retraction("tile", OTHER, 1, "ti*")
+    assert [item.payload for item in (first, third) if isinstance(item, Message)] == [b"1!", b"1"]
+
+
+# More than an agent can name
+
+
+def test_what_an_agent_could_not_name_is_found_by_asking_it() -> None:
+    scene, sub = subscribed()
+    for number in (3, 4, 9):
+        scene.copy(number, FALSE)
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3!", b"4!", b"-3", b"-4"]
+    assert not sub.doubts()
+    scene.copy(3)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"3"]
+    assert not scene.router._subscriber.reviews
+
+
+def test_what_came_after_the_question_or_from_elsewhere_is_not_false() -> None:
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    for here in scene.servers.values():
+        here.streams[TILE, STREAM] = 2
+    sub = scene.subscribe(TILE)
+    scene.copy(3, server="s2")
+    scene.servers["s1"].silent = True
+    scene.heartbeat("s1", overflow=[b""])
+    scene.advance(1.0)
+    (hello,) = [hello for hello in scene.heard("s1", control.Hello) if not hello.fresh]
+    scene.copy(4, server="s1")
+    scene.tell("s1", scene.servers["s1"].answer(hello), hello.nonce)
+    assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_an_answer_of_another_incarnation_or_a_full_table_says_nothing() -> None:
+    for change in ({"incarnation": 2}, {"complete": False}):
+        scene, sub = subscribed()
+        scene.copy(3)
+        scene.servers["s1"].streams[TILE, STREAM] = 2
+        vars(scene.servers["s1"]).update(change)
+        scene.heartbeat("s1", overflow=[TILE], incarnation=1)
+        scene.advance(1.0)
+        assert scene.takes(sub) == [b"3"]
+
+
+def test_rivals_are_bounded() -> None:
+    scene, sub = subscribed()
+    for number in range(3, 3 + RIVALS_MAX + 9):
+        scene.copy(number)
+        scene.copy(number, FALSE)
+    assert len(sub.rivals) == RIVALS_MAX
+    for number in range(500, 506):
+        scene.copy(number - 500 + 3 + RIVALS_MAX, FALSER, bytes(RIVAL_BYTES_MAX // 2))
+    assert sub.rival_bytes <= RIVAL_BYTES_MAX
+    assert sub.rival_bytes == sum(len(message.payload) for message in sub.rivals.values())
+
+
+def test_a_doubt_that_a_false_message_ended_comes_back() -> None:
+    scene = Scene(("s1", "s2"))
+    channel = channel_at(scene.ring, "s1")
+    scene.servers["s1"].streams[channel, STREAM] = 4
+    sub = scene.subscribe(channel)
+    stream = sub.streams[STREAM]
+    scene.router._receiver.doubt(sub, sub.channels[channel], stream, scene.now)
+    scene.copy(4, FALSE, flags=BEACON, channel=channel)
+    assert stream.doubted_at is None
+    scene.refute((4, FALSE), channel=channel)
+    assert sub.doubts() == [f"{channel.decode()} of {STREAM:x} is in doubt after 4"]
+
+
+def test_an_older_beacon_does_not_undo_the_end_of_a_stream() -> None:
+    scene, sub = subscribed()
+    scene.copy(2, flags=BEACON | FINAL)
+    scene.copy(0, flags=BEACON)
+    assert sub.streams[STREAM].final
+    scene.copy(3, flags=BEACON)
+    assert not sub.streams[STREAM].final
+
+
+def test_what_came_before_an_agent_began_to_listen_is_not_judged_by_its_list() -> None:
+    scene, sub = subscribed()
+    for number in (3, 4, 5):
+        scene.copy(number)
+    scene.servers["s1"].incarnation = 9
+    scene.servers["s1"].streams.clear()
+    scene.heartbeat("s1")
+    scene.copy(6, flags=FORWARDED)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.counters.rechecks == 1
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6", b"-6"]
+
+
+# A subscriber that was away
+
+
+def returning(**more: Any) -> tuple[Scene, SubscriptionCore]:
+    """A subscription that has got 1 and 2 and comes back; 3 and 4 were published meanwhile."""
+    scene, sub = subscribed(**more)
+    scene.lose("s1")
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.advance(0)
+    return scene, sub
+
+
+def test_what_was_published_meanwhile_is_taken_from_its_publisher_only() -> None:
+    scene, sub = returning()
+    scene.copy(3, payload=b"altered")
+    scene.copy(4, payload=b"altered")
+    scene.copy(5)
+    assert scene.takes(sub) == []
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(3)
+    scene.resend(4)
+    assert scene.takes(sub) == [b"3", b"4", b"5"]
+    scene.copy(6)
+    assert scene.takes(sub) == [b"6"]
+
+
+def test_what_comes_before_the_answer_waits_for_it() -> None:
+    scene, sub = subscribed()
+    scene.lose("s1")
+    scene.servers["s1"].silent = True
+    scene.servers["s1"].streams[TILE, STREAM] = 3
+    scene.advance(0)
+    scene.copy(3, payload=b"altered")
+    scene.copy(4)
+    assert scene.takes(sub) == []
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.resend(3)
+    assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_too_much_before_the_answer_is_asked_for_later() -> None:
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, held_messages_max=2))
+    scene.lose("s1")
+    scene.servers["s1"].silent = True
+    scene.advance(0)
+    for number in (3, 4, 5, 6):
+        scene.copy(number)
+    scene.servers["s1"].silent = False
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.resend(3)
+    scene.resend(4)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+
+
+def test_a_copy_of_what_had_no_room_is_not_taken_when_there_is_room() -> None:
+    """The true message was dropped, and its publisher is asked. Its copy is the next plain message of the stream."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in range(3, 8):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    for _ in range(2):
+        scene.copy(7, payload=b"altered")
+    assert scene.takes(sub) == []
+    scene.advance(0.1)
+    scene.resend(7)
+    scene.copy(8)
+    assert scene.takes(sub) == [b"7", b"8"]
+
+
+def test_a_copy_of_a_later_message_that_had_no_room_is_not_taken_either() -> None:
+    """It was dropped behind a hole, so only its claim is known."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in (3, 4, 5, 6, 9):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    scene.copy(7)
+    scene.copy(8)
+    for _ in range(2):
+        scene.copy(9, payload=b"altered")
+    assert scene.takes(sub) == [b"7", b"8"]
+    scene.advance(0.1)
+    scene.resend(9)
+    assert scene.takes(sub) == [b"9"]
+
+
+def test_a_stream_of_which_nothing_is_true_is_never_in_doubt() -> None:
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    sub = scene.subscribe(TILE)
+    made_up = envelope.stream_id(OTHER, 77)
+    scene.copy(FAR, FALSE, stream=made_up)
+    scene.copy(3, FALSE, stream=made_up, flags=BEACON)
+    assert made_up in sub.streams
+    scene.router._receiver.doubt(sub, sub.channels[TILE], sub.streams[made_up], scene.now)
+    scene.refute((FAR, FALSE), (3, FALSE), stream=made_up)
+    assert made_up not in sub.streams
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
