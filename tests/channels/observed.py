@@ -58,7 +58,7 @@ class Model:
             return False
         channel, payload = frame[2], frame[3]
         if channel.startswith(b"__shoal:"):
-            internal: bool = channel.startswith((b"__shoal:in:", b"__shoal:peer:"))
+            internal: bool = channel not in (b"__shoal:agent", b"__shoal:heartbeat")
             self.internal += internal
             return internal
         self._count(channel, payload)

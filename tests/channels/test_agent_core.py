@@ -10,6 +10,7 @@ import pytest
 from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.channels.observed import observed
 from tests.support.core_driver import (
     AGENT,
     CLIENT,
@@ -23,7 +24,15 @@ from tests.support.core_driver import (
     ring,
 )
 
-from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
+from shoal.channels.agent import control_queue
+from shoal.channels.agent.core import (
+    CONTROL_READS_AT_ONCE,
+    HEARTBEAT_SPREAD,
+    REFUSALS_PER_S_MAX,
+    TURN_WORK_BEHIND,
+    TURN_WORK_MAX,
+    AgentCore,
+)
 from shoal.channels.states import AgentState
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.telemetry.tables import TableLimits
@@ -717,3 +726,176 @@ def test_a_pattern_with_many_stars_is_not_answered() -> None:
     assert [answer.name for answer in driver.take(inbox_channel(CLIENT), control.Answer)] == [b"*a" * 16]
     assert driver.core.register.patterns.keys() == {b"*a" * 16}
     assert driver.core.counters.garbage == 1
+
+
+# Turns: timers and other connections do not wait behind what clients send
+
+
+def test_a_turn_ends_after_a_bounded_amount_of_work_and_the_next_one_goes_on() -> None:
+    driver = session()
+    driver.core.outbox.clear()
+    count = 2 * TURN_WORK_MAX + 10
+    hellos = [control.encode(hello(nonce), CLIENT, nonce) for nonce in range(1, count + 1)]
+    data = b"".join(observed(AGENT_CHANNEL, one) for one in hellos)
+    assert not driver.core.received(data, driver.now)
+    assert driver.core.counters.hellos == TURN_WORK_MAX
+    assert not driver.core.work(driver.now)
+    assert driver.core.work(driver.now)
+    assert driver.core.counters.hellos == count
+    assert driver.core.work(driver.now)
+
+
+def test_expensive_messages_fill_a_turn_sooner() -> None:
+    driver = session()
+    greets = [control.encode(control.Greet(nonce, 3), CLIENT, nonce) for nonce in range(1, TURN_WORK_MAX + 1)]
+    assert not driver.core.received(b"".join(observed(AGENT_CHANNEL, greet) for greet in greets), driver.now)
+    assert driver.core.counters.greetings == TURN_WORK_MAX // 10
+
+
+def test_control_messages_of_later_turns_are_handled_in_order() -> None:
+    driver = session()
+    first = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 1500)]
+    last = observed(AGENT_CHANNEL, control.encode(control.Bye(b"c1499", False), CLIENT, 1500))
+    assert not driver.core.received(b"".join(first), driver.now)
+    assert not driver.core.received(last, driver.now)
+    while not driver.core.work(driver.now):
+        pass
+    assert len(driver.core.register.channels) == 1498
+
+
+def test_an_agent_that_is_behind_its_server_reads_first_and_still_serves_every_client() -> None:
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 1000)]
+    honest = observed(AGENT_CHANNEL, control.encode(hello(7), OTHER, 7))
+    assert not driver.core.received(b"".join(flood) + honest, driver.now, behind=True)
+    assert len(driver.core.register.channels) == TURN_WORK_BEHIND
+    assert not driver.core.work(driver.now, behind=True)
+    assert driver.core.register.channels[TILE] == {OTHER}
+
+
+def test_own_heartbeats_and_messages_do_not_wait_behind_control_messages() -> None:
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 5000)]
+    beat = control.encode(control.Heartbeat("s1", AGENT, 0, 1, 3000, True, 3), 0, 77)
+    message = observed(TILE, blob(STREAM, 9, b"x"))
+    assert not driver.core.received(b"".join(flood) + observed(HEARTBEAT_CHANNEL, beat) + message, driver.now)
+    assert driver.core._heard == 77
+    assert driver.core.streams(TILE) == {STREAM: 9}
+
+
+def test_own_heartbeats_are_heard_on_any_connection() -> None:
+    driver = session()
+    ours = control.Heartbeat("s1", AGENT, 0, 1, 3000, True, 3)
+    driver.core.heard_own(ours, 12)
+    driver.core.heard_own(msgspec.structs.replace(ours, instance=AGENT + 1), 99)
+    driver.core.heard_own(ours, 11)
+    driver.heartbeats()
+    driver.advance(DEFAULT_LIMITS.heartbeat_interval_s)
+    assert driver.heartbeats()[0].heard == 12
+
+
+def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_queue, "QUEUE_BYTES_MAX", 10_000)
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 5000)]
+    assert not driver.core.received(b"".join(flood), driver.now)
+    while not driver.core.work(driver.now):
+        pass
+    taken = len(driver.core.register.channels)
+    assert TURN_WORK_MAX < taken < TURN_WORK_MAX + 200
+    assert driver.core.counters.over_quota == 4999 - taken
+
+
+def test_a_flood_of_control_messages_is_passed_over_unread() -> None:
+    driver = session()
+    greet = observed(AGENT_CHANNEL, control.encode(control.Bye(TILE, False), CLIENT, 1))
+    for _ in range(3):
+        driver.core.scanner.feed(greet * (CONTROL_READS_AT_ONCE // 2), driver.core.second)
+        while not driver.core.work(driver.now):
+            pass
+    assert driver.core.scanner.take_passed_over() == (0, CONTROL_READS_AT_ONCE // 2)
+    driver.advance(0.1)
+    driver.core.scanner.take_passed_over()
+    driver.core.outbox.clear()
+    driver.tell(control.Greet(2, 3))
+    assert driver.core.scanner.take_passed_over() == (0, 0)
+
+
+# Quotas
+
+
+def metered(**changes: int) -> AgentDriver:
+    """A serving agent with small quotas."""
+    driver = AgentDriver(limits=msgspec.structs.replace(DEFAULT_LIMITS, **changes))
+    driver.core.ring(RING)
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=0)
+    return driver
+
+
+def test_hellos_over_the_quota_are_dropped_and_the_client_is_told_once_to_wait() -> None:
+    driver = metered(control_at_once_max=5, control_per_s_max=1)
+    for nonce in range(1, 21):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    assert driver.answered() == [1, 2, 3, 4, 5]
+    assert len(driver.core.register.channels) == 5
+    ((client, number, refused),) = driver.take_with_heads(inbox_channel(CLIENT), control.Refused)
+    assert (client, number) == (CLIENT, 6)
+    assert isinstance(refused, control.Refused)
+    assert (refused.code, refused.retry_ms) == (control.REFUSED_BUSY, 1000)
+    assert driver.core.counters.over_quota == 15
+
+
+def test_other_clients_are_served_meanwhile() -> None:
+    driver = metered(control_at_once_max=5, control_per_s_max=1)
+    for nonce in range(1, 21):
+        driver.tell(hello(nonce), number=nonce)
+    driver.tell(hello(99), client=OTHER, number=99)
+    assert driver.answered(OTHER) == [99]
+    driver.advance(3.0)
+    driver.answered()
+    driver.tell(hello(30), number=30)
+    assert driver.answered() == [30]
+
+
+def test_a_hello_that_lists_many_streams_costs_more() -> None:
+    driver = metered(control_at_once_max=20, control_per_s_max=1)
+    for number in range(1, 32 * 30):
+        publish(driver, 1, stream=stream_id(number, 1))
+    driver.tell(hello(1), number=1)
+    assert set(driver.answered()) == {1}
+    driver.tell(hello(2), number=2)
+    assert driver.answered() == []
+
+
+def test_a_subscription_that_does_not_fit_the_register_is_refused() -> None:
+    driver = metered(registered_max=2)
+    for nonce in range(1, 6):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    assert driver.answered() == [1, 2]
+    assert driver.take(inbox_channel(CLIENT), control.Refused)
+    driver.tell(publisher_hello(3), client=OTHER)
+    assert driver.answered(OTHER) == [9]
+
+
+def test_a_resync_is_not_complete_if_the_register_has_no_room() -> None:
+    driver = metered(registered_max=2)
+    driver.core.lost(driver.now)
+    driver.open(clients=1)
+    driver.tell(control.Present(driver.core.incarnation, driver.core._resync.number, 0, 1, [b"a", b"b", b"c"], [], []))
+    driver.advance(DEFAULT_LIMITS.resync_s)
+    assert driver.state() is AgentState.SERVING
+    assert not driver.core.complete
+
+
+def test_deferred_hellos_are_answered_in_turns() -> None:
+    driver = AgentDriver()
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=0)
+    count = 2 * TURN_WORK_MAX + 5
+    for nonce in range(1, count + 1):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    driver.core.ring(RING)
+    assert len(driver.core.register.channels) == TURN_WORK_MAX
+    driver.advance(0.1)
+    assert driver.answered() == list(range(1, count + 1))

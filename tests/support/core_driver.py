@@ -464,7 +464,9 @@ class AgentDriver:
             self.announced.append((channel, data))
 
     def receive(self, *frames: Any) -> None:
-        self.core.received(b"".join(map(encode_frame, frames)), self.now)
+        done = self.core.received(b"".join(map(encode_frame, frames)), self.now)
+        while not done:
+            done = self.core.work(self.now)
 
     def hear(self, channel: bytes, data: bytes) -> None:
         """Somebody publishes on the server."""

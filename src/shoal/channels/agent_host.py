@@ -31,6 +31,9 @@ class AgentCounters(msgspec.Struct):
     presents: int = 0
     garbage: int = 0
     forged: int = 0
+    oversized: int = 0
+    control_unread: int = 0
+    over_quota: int = 0
     forwarded: int = 0
     forwarded_dropped: int = 0
     notices: int = 0

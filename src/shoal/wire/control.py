@@ -271,7 +271,7 @@ class Left(_Body, frozen=True):
 
 
 class Refused(_Body, frozen=True):
-    """An agent rejects a message. `code` is `REFUSED_VERSION`, or one that docs/identity.md names."""
+    """An agent rejects a message. `code` is `REFUSED_VERSION`, `REFUSED_BUSY`, or one that docs/identity.md names."""
 
     code: Text
     version_min: U8
@@ -282,6 +282,8 @@ class Refused(_Body, frozen=True):
 
 REFUSED_VERSION: Final = "version"
 """The agent does not support the version of the message."""
+REFUSED_BUSY: Final = "busy"
+"""The client, or all clients together, ask for more than the agent does; `retry_ms` is the time to wait."""
 
 ToAgent: TypeAlias = Greet | Hello | Bye | Present | Subscribed | Left
 FromAgent: TypeAlias = Welcome | Answer | Notice | Refused

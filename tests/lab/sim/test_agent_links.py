@@ -108,7 +108,7 @@ class Site:
                 None,
                 None,
                 DEFAULT_LIMITS,
-                self.heartbeats.append,
+                lambda heartbeat, number: self.heartbeats.append(heartbeat),
                 process.runtime.random,
                 book=process.runtime.address_book,
             )

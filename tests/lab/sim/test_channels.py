@@ -25,7 +25,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (18,),
     "order": (7,),
     "heal": (45,),
-    "beacon": (157,),
+    "beacon": (55,),
     "handshake": (19,),
     "lease": (15,),
     "baseline": (12,),

@@ -20,9 +20,11 @@ from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
+from shoal.channels.agent.control_queue import ControlQueue
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lease import AgentLease
+from shoal.channels.agent.meter import GREET_UNITS, ITEMS_PER_UNIT, STEPS_PER_UNIT, STREAMS_PER_UNIT, ControlMeter
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory
@@ -30,6 +32,7 @@ from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.timers import Timers, patience
+from shoal.channels.token_bucket import TokenBucket
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -56,6 +59,21 @@ UNKNOWN_FLAGS: Final = "messages with unknown flags"
 HEARTBEAT_SPREAD: Final = 0.25
 """The part of `heartbeat_interval_s` by which a heartbeat may come earlier."""
 
+TURN_WORK_MAX: Final = 200
+"""Control messages that are handled in one turn of the event loop, about ten milliseconds; expensive ones count as
+several. Heartbeats, lease and coordinator get their turn in between."""
+
+TURN_WORK_BEHIND: Final = 20
+"""The same while the agent is behind its server: then reading comes first."""
+
+DEFERRED_PAUSE_S: Final = 0.001
+"""Pause between two turns in which deferred Hellos are answered."""
+
+CONTROL_READS_AT_ONCE: Final = 60_000
+CONTROL_READS_PER_S: Final = 10_000
+"""Control messages of all clients that the agent reads. Further ones are passed over unread, so that a flood cannot
+make it fall behind its server; clients repeat what is not answered."""
+
 REFUSALS_PER_S_MAX: Final = 20
 """Messages of other versions that are answered in a second."""
 
@@ -78,7 +96,7 @@ class AgentCore:
         self.scanner = scanner
         self.book = book
         self.limits = limits
-        self.register = Register()
+        self.register = Register(limits)
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
         self.outbox: list[Command] = []
@@ -91,6 +109,7 @@ class AgentCore:
         self._resync = Resync()
         self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
+        self._queue = ControlQueue()
         self._heard = 0
         self._incarnations = 0
         self._nonce = 0
@@ -99,6 +118,10 @@ class AgentCore:
         self._refusals_from = 0.0
         self._since = 0
         self._now = 0.0
+        self._worked = 0
+        self._turn_work_max = TURN_WORK_MAX
+        self._meter = ControlMeter(limits)
+        self._control_reads = TokenBucket(CONTROL_READS_AT_ONCE, CONTROL_READS_PER_S, 0.0)
         self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
@@ -114,6 +137,7 @@ class AgentCore:
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
+        self._queue.clear()
         self.scanner.reset()
         self._begin_incarnation(run_id)
         self._step("server reached")
@@ -137,18 +161,33 @@ class AgentCore:
         """The connection to the server is lost."""
         if self.state is not states.AgentState.AWAY:
             self._step("server lost")
-            self._deferred.take()
+            self._deferred.clear()
             self.recorder.lost()
-            for name in ("heartbeat", "resync over", "resync again"):
+            for name in ("heartbeat", "resync over", "resync again", "deferred"):
                 self.timers.cancel(name)
 
     def _step(self, event: str) -> None:
         self.state = states.step(states.AGENT, self.state, event)
 
-    def received(self, data: bytes, now: float) -> None:
-        """Bytes of the observing connection. ProtocolError if they are not RESP: the connection must be dropped."""
-        self._now = now
+    def received(self, data: bytes, now: float, behind: bool = False) -> bool:
+        """Bytes of the observing connection; see `work`."""
         self.scanner.feed(data, self.second)
+        return self.work(now, behind)
+
+    def work(self, now: float, behind: bool = False) -> bool:
+        """Scans received bytes, and handles as many control messages as fit one turn: timers and other connections must
+        not wait behind what clients send. The others are queued, so that the agent does not fall behind its server and
+        hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether all are
+        handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
+
+        A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
+        """
+        self._now = now
+        self.scanner.control_left = readable = max(0, int(self._control_reads.refill(now)))
+        self._worked = 0
+        self._turn_work_max = TURN_WORK_BEHIND if behind else TURN_WORK_MAX
+        while self._queue and self._worked < self._turn_work_max // 2:  # the other half is for messages that come now
+            self._obey(self._queue.take(), now)
         while (frame := self.scanner.scan()) is not None:
             if frame.push:
                 self._pushed(frame.value, now)
@@ -156,6 +195,10 @@ class AgentCore:
                 handler = self._inflight.popleft()
                 if handler is not None:
                     handler(frame.value, now)
+        while self._queue and self._worked < self._turn_work_max:
+            self._obey(self._queue.take(), now)
+        self._control_reads.tokens -= readable - self.scanner.control_left
+        return not self._queue
 
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Queues a command; `handler` gets its reply."""
@@ -194,10 +237,26 @@ class AgentCore:
                     self.recorder.heard(push[2], push[3], now)
                 self.dispatcher.heard(push[2], push[3], now)
             return
-        try:
-            client, number, message = control.decode(push[3])
-        except ProtocolError:
+        if push[2] == HEARTBEAT_CHANNEL:
+            self._obey(push[3], now)
+            return
+        head = control.read_head(push[3])
+        if head is None or head.version != control.VERSION:
             self._unreadable(push[2], push[3], now)
+        elif not self._meter.take(head.client, now) or self._queue.full:
+            self._refuse_busy(head.client, head.number, now)
+        elif self._worked >= self._turn_work_max or head.client in self._queue:
+            self._queue.put(head.client, push[3])
+        else:
+            self._obey(push[3], now)
+
+    def _obey(self, data: bytes, now: float) -> None:
+        """Handles a control message."""
+        self._worked += 1
+        try:
+            client, number, message = control.decode(data)
+        except ProtocolError:
+            self.counters.garbage += 1
             return
         match message:
             case control.Greet():
@@ -216,12 +275,28 @@ class AgentCore:
             case control.Present():
                 self._present(client, message)
             case control.Heartbeat():
-                if message.instance == self.instance:
-                    self._heard = max(self._heard, number)
+                self.heard_own(message, number)
             case control.Resync():
                 pass
             case _:
                 self.counters.garbage += 1
+
+    # Quotas
+
+    def _refuse_busy(self, client: int, number: int, now: float) -> None:
+        """A client, or all clients together, ask for more than the agent does: the message is dropped."""
+        self.counters.over_quota += 1
+        retry_ms = self._meter.retry_ms(client, now)
+        if retry_ms is not None:
+            text = "this client sends more control messages than control_at_once_max and control_per_s_max allow"
+            refused = control.Refused(control.REFUSED_BUSY, control.VERSION, control.VERSION, retry_ms, text)
+            self.tell_client(client, refused, number)
+
+    def _charge(self, client: int, units: int) -> None:
+        """Charges a client, and this turn, for a message that is more work than a short Hello, or should be rare."""
+        if units:
+            self._worked += units
+            self._meter.charge(client, units)
 
     # Other versions
 
@@ -256,6 +331,11 @@ class AgentCore:
 
     # The heartbeat
 
+    def heard_own(self, heartbeat: control.Heartbeat, number: int) -> None:
+        """A heartbeat has come back from the server, on any connection; those of other processes do not count."""
+        if heartbeat.instance == self.instance:
+            self._heard = max(self._heard, number)
+
     def _lease_ms(self, now: float) -> int:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
 
@@ -283,6 +363,7 @@ class AgentCore:
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
+        self._charge(client, GREET_UNITS)
         self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
         welcome = control.Welcome(
@@ -317,19 +398,24 @@ class AgentCore:
 
     def _present(self, client: int, present: control.Present) -> None:
         self.counters.presents += 1
+        self._charge(client, (len(present.channels) + len(present.patterns) + len(present.streams)) // ITEMS_PER_UNIT)
         for name in present.channels:
-            self.register.add(client, name, False)
+            if not self.register.add(client, name, False):
+                self._resync.overflowed = True
             self.dispatcher.registered(name, self._now)
         for name in present.patterns:
-            self.register.add(client, name, True)
+            if not self.register.add(client, name, True):
+                self._resync.overflowed = True
         for channel, stream, last in present.streams:
-            unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
+            unheard = (self.scanner.last_of(channel, stream) or 0) & ~ENDED < last
             self.scanner.set_stream(channel, stream, last)
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
                 self.recorder.evidence(channel, stream, last, True, self._now)
             if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
+        for channel in dict.fromkeys(channel for channel, _, _ in present.streams):
+            self.dispatcher.announce(channel)
         if present.part + 1 >= present.parts:
             self._resync.present(client, present.resync)
             self._check_presents()
@@ -363,8 +449,13 @@ class AgentCore:
         self.dispatcher.serves(self._now)
 
     def _answer_deferred(self) -> None:
-        for client, number, hello in self._deferred.take():
+        """Answers as many Hellos as fit one turn, and the rest in the next ones."""
+        if self.state is not states.AgentState.SERVING or self.book.ring is None:
+            return
+        for client, number, hello in self._deferred.take(TURN_WORK_MAX):
             self._hello(client, number, hello)
+        if self._deferred:
+            self.timers.set("deferred", self._now + DEFERRED_PAUSE_S)
 
     # Hellos
 
@@ -376,6 +467,9 @@ class AgentCore:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
             return
+        if not hello.publisher and not self.register.add(client, hello.name, hello.pattern, number):
+            self._refuse_busy(client, number, self._now)
+            return
         self.counters.hellos += 1
         streams: control.HeardList = []
         absent: control.HeardList = []
@@ -386,13 +480,14 @@ class AgentCore:
             if self.recorder.active:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
         else:
-            self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
-            current = self._memory.current(hello.name, hello.pattern)
+            current = self._memory.current(hello.name, hello.pattern, hello.fresh)
             before = self._memory.absent(hello.name, hello.pattern, current.streams)
             streams, absent = self._memory.listed(current.streams), self._memory.listed(before.streams)
             complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
+            steps = current.steps + before.steps
+            self._charge(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
@@ -500,6 +595,8 @@ class AgentCore:
                 self._resync_over(now)
             elif key == "resync again":
                 self._resync_again(now)
+            elif key == "deferred":
+                self._answer_deferred()
             elif isinstance(key, tuple):
                 self.dispatcher.notice_due(key[1], now)
             elif callable(key):

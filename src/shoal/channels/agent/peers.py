@@ -1,7 +1,9 @@
-"""The heartbeats of the other agents: one light connection to each other server of the ring.
+"""The heartbeats of all agents: one light connection to each server of the ring.
 
-Owns those connections. `lease` uses the heartbeats to tell a coordinator that is down from being cut off from it. The
-subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel counts clients only.
+Owns those connections. `lease` uses the heartbeats of other agents to tell a coordinator that is down from being cut
+off from it. The agent hears its own heartbeats here too, because on its main connection they wait behind all traffic of
+its server. The subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel
+counts clients only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import hiredis
 
@@ -28,10 +30,14 @@ SILENT_HEARTBEATS_MAX: Final = 20
 """Heartbeat intervals without a heartbeat after which a connection counts as half open and is replaced."""
 
 
+HeartbeatHeard: TypeAlias = Callable[[control.Heartbeat, int], None]
+"""Takes a heartbeat and its number."""
+
+
 class _Listener:
     """Receives the heartbeats on one server."""
 
-    def __init__(self, server: str, heard: Callable[[control.Heartbeat], None]) -> None:
+    def __init__(self, server: str, heard: HeartbeatHeard) -> None:
         self._server = server
         self._heard = heard
         self._clock = asyncio.get_running_loop().time
@@ -43,10 +49,10 @@ class _Listener:
         for frame in frames:
             if isinstance(frame, hiredis.PushNotification) and frame[0] == b"pmessage":
                 with contextlib.suppress(ProtocolError):
-                    heartbeat = control.decode(frame[3]).message
+                    _, number, heartbeat = control.decode(frame[3])
                     if isinstance(heartbeat, control.Heartbeat) and heartbeat.server == self._server:
                         self.heard_at = self._clock()
-                        self._heard(heartbeat)
+                        self._heard(heartbeat, number)
 
     def lost(self, error: Exception | None) -> None:
         """The connection is lost."""
@@ -57,7 +63,7 @@ class _Listener:
 
 
 class Peers:
-    """Listens to every server of the ring but the agent's own."""
+    """Listens to every server of the ring."""
 
     def __init__(
         self,
@@ -65,7 +71,7 @@ class Peers:
         username: str | None,
         password: str | None,
         limits: Limits,
-        heard: Callable[[control.Heartbeat], None],
+        heard: HeartbeatHeard,
         random: Random,
         *,
         book: AddressBook,
@@ -81,6 +87,7 @@ class Peers:
             book,
             lambda server: _Listener(server, heard),
             self._listen,
+            with_own=True,
         )
 
     def follow(self, ring: Ring) -> None:

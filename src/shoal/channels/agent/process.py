@@ -298,8 +298,10 @@ class Agent:
         if self._session is not None:
             self._session.core.lease.answered()
 
-    def _heartbeat_heard(self, heartbeat: Heartbeat) -> None:
-        if self._session is not None:
+    def _heartbeat_heard(self, heartbeat: Heartbeat, number: int) -> None:
+        if self._session is not None and heartbeat.server == self._address.id:
+            self._session.core.heard_own(heartbeat, number)
+        elif self._session is not None:
             self._session.core.lease.heard(heartbeat, self._loop.time())
 
     def _answers(self) -> bool:
@@ -369,7 +371,11 @@ class Agent:
         from shoal.channels.telemetry.scanner import Scanner
         from shoal.channels.telemetry.tables import TableLimits
 
-        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=self._random.getrandbits(64)))
+        scanner = Scanner(
+            self._limits.command_reply_bytes_max,
+            TableLimits(hash_seed=self._random.getrandbits(64)),
+            observed_bytes_max=self._limits.delivery_bytes_max,
+        )
         core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits, self._rules)
         if self._granted_at is not None:
             core.lease.granted(self._granted_at)

@@ -42,6 +42,11 @@ UNBROKEN: Final = rule("unbroken", "After a lapsed lease, an unknown stream is e
 BASELINE: Final = rule("baseline", "A new subscription starts at the positions of the streams that the agent names.")
 
 
+ASKED_MAX: Final = 10_000
+"""Streams whose last question is remembered."""
+SHARED_SHARE: Final = 0.5
+"""A question of another subscription counts for this share of `heal_retry_s`."""
+
 FOREIGN_PUBLISHER: Final = 0
 """The publisher in gaps for messages of plain Redis clients."""
 
@@ -52,6 +57,8 @@ class Receiver:
     def __init__(self, context: Context) -> None:
         self._context = context
         self.streams_max = context.limits.streams_per_channel_max
+        self._asked: dict[int, tuple[tuple[int, int, int] | None, float]] = {}
+        """The last question about each stream: its numbers, and when it was sent."""
 
     # What arrives
 
@@ -341,24 +348,37 @@ class Receiver:
             self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
             return
         if HEAL in self._context.rules:
-            self._ask(sub, chan, stream)
+            self._ask(sub, chan, stream, now)
         self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
         stream.attempts += 1
 
-    def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
+    def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
         links = [site.link for site in sub.sites.values() if site.link.open]
         if not links:
             return
         links.sort(key=lambda link: link.server != stream.server)
         link = links[stream.attempts % len(links)]
-        self._context.counters.heals_asked += 1
         stream.asked = stream.next
         room = max(1, (sub.inbox.messages_max - len(sub.inbox.items)) // max(1, sub.healing))
         hole_end = stream.hole_end() if stream.has_hole() else stream.next
         last = min(hole_end, stream.next + min(room, self._context.limits.heal_page_messages) - 1)
+        if self._was_asked(stream, (stream.next, last, hole_end), now):
+            self._context.counters.heals_shared += 1
+            return
+        self._context.counters.heals_asked += 1
         request = control.Heal(chan.name, stream.stream, stream.next, last, hole_end)
         self._context.tell_peer(link, client_of(stream.stream), request, self._context.next_number())
+
+    def _was_asked(self, stream: StreamIn, question: tuple[int, int, int], now: float) -> bool:
+        """Whether another subscription of this client has just asked for the same messages: all of its subscriptions
+        take what is resent."""
+        known, at = self._asked.pop(stream.stream, (None, 0.0))
+        fresh = known == question and now < at + SHARED_SHARE * self._context.limits.heal_retry_s
+        self._asked[stream.stream] = question, at if fresh else now
+        if len(self._asked) > ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
+        return fresh
 
     def resent(self, sub: SubscriptionCore, message: control.Resend, server: str, now: float) -> None:
         """A message that its publisher sent again; only those that were asked for are taken."""

@@ -279,6 +279,22 @@ class Subscriber:
         self.asked[site.nonce] = site
 
     def _hello(self, site: SubscribedServer, now: float) -> None:
+        """Sends Hello, or waits for its turn if the agent is busy."""
+        if site.link.is_busy(now):
+            self._context.timers.set(("hello turn", site), self._context.queue(site.link, now))
+        else:
+            self._send_hello(site, now)
+
+    def hello_turn(self, site: SubscribedServer, now: float) -> None:
+        """A Hello has waited for its turn, which may have been put off meanwhile."""
+        if site.state is not states.SiteState.ASKING or not site.link.open:
+            return
+        if now < site.link.busy_until:
+            self._hello(site, now)
+        else:
+            self._send_hello(site, now)
+
+    def _send_hello(self, site: SubscribedServer, now: float) -> None:
         """Sends Hello. A repetition keeps its nonce: the Answer to any of them counts."""
         sub, book = site.sub, self._context.book
         version = book.version if sub.pattern else book.revision(sub.name)
@@ -314,6 +330,8 @@ class Subscriber:
             for channel, stream, last, _ in (*answer.absent, *answer.streams):
                 known, _ = sub.baseline.get((channel, stream), (0, ""))
                 sub.baseline[channel, stream] = max(known, last), site.server
+            if not answer.complete:
+                self._receiver.report_unlisted(sub, site.server)
             self._check_in_force(sub, now)
             return
         if not site.incarnation and self._is_unheard(site, answer.since):

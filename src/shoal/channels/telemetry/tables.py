@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.limits import NAME_BYTES_MAX
+from shoal.limits import MIB, NAME_BYTES_MAX
 from shoal.wire.raw_bytes import (
     PADDING_BYTES,
     Bytes,
@@ -85,7 +85,7 @@ HEAD: Final = np.dtype(
             # sizes in use
             *("channels", "streams", "arena_bytes", "active_channels", "active_streams"),
             # limits
-            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
+            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"),
             # time
             *("second", "unit", "refused_second"),
             # see `Scanner.watch_new`
@@ -94,6 +94,8 @@ HEAD: Final = np.dtype(
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
             # messages of other versions, see `Scanner.take_other_formats`
             *("envelopes_1", "unknown_flags"),
+            # frames that were too large, and control messages that were too many, see `Scanner.take_passed_over`
+            *("oversized", "control_unread"),
         )
     ]
     + [("seed", np.uint64)]
@@ -110,9 +112,10 @@ Indexes: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 50 bytes (stream)."""
+    """Bounds of the tables. A record costs about 125 bytes and its name (channel) or 50 bytes (stream)."""
 
     channels_max: int = 1_000_000
+    names_bytes_max: int = 64 * MIB
     streams_max: int = 4_000_000
     streams_per_channel_max: int = 100_000
     channel_name_bytes_max: int = NAME_BYTES_MAX
@@ -136,7 +139,7 @@ class Tables(NamedTuple):
 def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
-    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"):
+    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
         head[name] = getattr(limits, name)
     head["seed"] = limits.hash_seed & (2**64 - 1)
     head["refused_second"] = NEVER
@@ -252,7 +255,7 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
         return index
     if size > head.channel_name_bytes_max:  # no client of ours can use it, so nothing is missing in listings
         return REFUSED
-    if head.channels >= head.channels_max:
+    if head.channels >= head.channels_max or head.arena_bytes + size > head.names_bytes_max:
         head.refused_second = head.second
         return REFUSED
     if head.channels == tables.channels.shape[0]:
@@ -282,9 +285,8 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
 
 
 @part
-def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
-    """The index of a stream of a channel; results as of `enter_channel`."""
-    head = tables.head[0]
+def find_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel, or `MISSING`."""
     slots = tables.stream_slots
     mask = np.uint64(slots.shape[0] - 1)
     value = hash_pair(np.uint64(channel), stream)
@@ -296,6 +298,16 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
             if known.stream == stream and known.channel == channel:
                 return found
         slot = (slot + _ONE) & mask
+    return MISSING
+
+
+@part
+def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel; results as of `enter_channel`."""
+    head = tables.head[0]
+    found = find_stream(tables, channel, stream)
+    if found != MISSING:
+        return found
     owner = tables.channels[channel]
     if head.streams >= head.streams_max or owner.streams >= head.streams_per_channel_max:
         owner.refused_second = head.second
@@ -313,7 +325,7 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record.unit = 0
     owner.first_stream = index
     owner.streams += 1
-    slots[slot] = (value & _TAG) | np.uint64(index + 1)
+    claim(tables.stream_slots, hash_pair(np.uint64(channel), stream), index)
     return index
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from shoal.bus import Bus, Subscription
 from shoal.errors import ShoalError, UnreachableError
 from shoal.lab.sim.scenarios.channel_run_history import number_of
+from shoal.lab.soak.attacks import HOSTILE
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
 from shoal.lab.soak.round_log import (
@@ -198,6 +199,8 @@ class _Subscriber:
     def _write(self, item: Item, number: int, now: float) -> None:
         if isinstance(item, Gap):
             self._log.write(GapReceived(number, now, item.channel, item.publisher, item.first, item.last, item.reason))
+        elif item.payload.startswith(HOSTILE):
+            self._log.write(CornerMet("hostile message received", 1))
         elif item.foreign and (foreign := foreign_number(item.payload)) is not None:
             self._log.write(ForeignReceived(number, now, foreign))
         else:
