@@ -193,7 +193,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     control_total_at_once_max: int = 200_000
     """Control messages of all clients that an agent handles at once."""
 
-    control_total_per_s_max: int = 10_000
+    control_total_per_s_max: int = 20_000
     """The same per second, on average."""
 
     registered_max: int = 1_000_000

@@ -11,7 +11,7 @@ from shoal.channels.agent.control_queue import ControlQueue
 def taken(queue: ControlQueue) -> list[bytes]:
     found = []
     while queue:
-        found.append(queue.take())
+        found.append(queue.take()[1])
     return found
 
 
@@ -28,16 +28,17 @@ def test_clients_take_turns_and_each_keeps_its_order() -> None:
     assert 2 not in queue
 
 
-def test_it_is_full_at_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_full_at_its_size_and_other_clients_still_find_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_queue, "QUEUE_BYTES_MAX", 1000)
     queue = ControlQueue()
-    counts = []
     for _ in range(2):
-        count = 0
-        while not queue.full:
-            queue.put(1, b"x" * 100)
-            count += 1
-        counts.append(count)
+        counts = []
+        for client in range(1, 10):
+            count = 0
+            while queue.has_room(client):
+                queue.put(client, b"x" * 100)
+                count += 1
+            counts.append(count)
+        assert counts == [5, 1, 1, 1, 1, 1, 0, 0, 0]
         queue.clear()
-    assert counts == [5, 5]
     assert taken(queue) == []

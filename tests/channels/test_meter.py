@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import msgspec
+from tests.channels.observed import FRAME_BYTES_MAX, observed
 
-from shoal.channels.agent import meter as meter_module
-from shoal.channels.agent.meter import CLIENTS_MAX, RETRY_MS_MAX, ControlMeter
+from shoal.channels.agent.meter import REFUSALS_MAX, RETRY_MS_MAX, RETRY_MS_MIN, ControlMeter
+from shoal.channels.telemetry.scanner import Scanner
 from shoal.limits import DEFAULT_LIMITS
+from shoal.wire import control
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,
@@ -17,54 +20,78 @@ LIMITS = msgspec.structs.replace(
 )
 
 
-def taken(meter: ControlMeter, client: int, count: int, now: float) -> int:
-    return sum(meter.take(client, now) for _ in range(count))
+class Scene:
+    def __init__(self) -> None:
+        self.scanner = Scanner(FRAME_BYTES_MAX)
+        self.meter = ControlMeter(LIMITS, self.scanner)
+
+    def read(self, client: int, count: int, now: float, channel: bytes = AGENT_CHANNEL) -> int:
+        """How many messages of a client the agent sees."""
+        self.meter.begin_turn(now)
+        bye = [control.encode(control.Bye(b"tile", False), client, number) for number in range(1, count + 1)]
+        self.scanner.feed(b"".join(observed(channel, one) for one in bye), 1)
+        seen = 0
+        while self.scanner.scan() is not None:
+            seen += 1
+        self.meter.end_turn()
+        return seen
 
 
 def test_each_client_has_its_own_quota() -> None:
-    meter = ControlMeter(LIMITS)
-    assert taken(meter, 1, 50, 0.0) == 10
-    assert taken(meter, 2, 50, 0.0) == 10
-    assert taken(meter, 1, 50, 3.0) == 6
+    scene = Scene()
+    assert scene.read(1, 50, 0.0) == 10
+    assert scene.read(2, 50, 0.0) == 10
+    assert scene.read(1, 50, 3.0) == 6
+    assert scene.scanner.take_passed_over() == (0, 40 + 40 + 44)
+
+
+def test_messages_in_the_name_of_agents_have_a_quota_too() -> None:
+    scene = Scene()
+    assert scene.read(0, 50, 0.0, HEARTBEAT_CHANNEL) == 10
 
 
 def test_all_clients_share_a_quota() -> None:
-    meter = ControlMeter(LIMITS)
-    assert sum(taken(meter, client, 5, 0.0) for client in range(50)) == 100
-    assert sum(taken(meter, client, 5, 1.0) for client in range(50, 100)) == 20
+    scene = Scene()
+    assert sum(scene.read(client, 5, 0.0) for client in range(1, 50)) == 100
+    assert sum(scene.read(client, 5, 1.0) for client in range(50, 100)) == 20
 
 
-def test_expensive_messages_are_paid_off_before_others_are_taken() -> None:
-    meter = ControlMeter(LIMITS)
-    assert meter.take(1, 0.0)
-    meter.charge(1, 19)
-    assert not meter.take(1, 4.0)
-    assert meter.take(1, 6.0)
-    assert meter.take(2, 0.0)
+def test_expensive_messages_are_paid_off_before_others_are_read_and_other_clients_do_not_pay() -> None:
+    scene = Scene()
+    assert scene.read(1, 1, 0.0) == 1
+    scene.meter.charge(1, 1000)
+    assert not scene.meter.allows(1)
+    assert scene.read(1, 1, 400.0) == 0
+    assert scene.read(2, 1, 400.0) == 1
+    assert scene.read(1, 1, 500.0) == 1
+    assert scene.meter.allows(1)
 
 
-def test_a_client_is_told_how_long_to_wait_at_most_once_a_second() -> None:
-    meter = ControlMeter(LIMITS)
-    taken(meter, 1, 10, 0.0)
-    meter.charge(1, 5)
-    assert meter.retry_ms(1, 0.0) == 3000  # five of debt and one token, at two a second
-    assert meter.retry_ms(1, 0.9) is None
-    assert meter.retry_ms(1, 1.0) is not None
-    meter.charge(1, 1e9)
-    assert meter.retry_ms(1, 2.0) == RETRY_MS_MAX
+def test_messages_within_the_quota_are_allowed_while_they_wait() -> None:
+    scene = Scene()
+    assert scene.read(1, 10, 0.0) == 10
+    assert scene.meter.allows(1)
+    scene.meter.charge(1, 1)
+    assert not scene.meter.allows(1)
+
+
+def test_a_client_is_told_once_how_long_to_wait() -> None:
+    scene = Scene()
+    scene.read(1, 10, 0.0)
+    assert scene.meter.take_refusals() == []
+    scene.read(1, 2, 0.0)
+    scene.meter.charge(1, 5)
+    assert scene.meter.take_refusals() == [(1, 2, 3000)]  # five of debt and one token, at two a second
+    assert scene.meter.take_refusals() == []
+    scene.meter.charge(1, 10**9)
+    scene.meter.refuse(1, 7)
+    scene.meter.refuse(2, 8)
+    assert sorted(scene.meter.take_refusals()) == [(1, 7, RETRY_MS_MAX), (2, 8, RETRY_MS_MIN)]
 
 
 def test_refusals_have_a_limit_too() -> None:
-    meter = ControlMeter(LIMITS)
-    refusals = [meter.retry_ms(client, 0.0) for client in range(2 * meter_module.REFUSALS_PER_S_MAX)]
-    assert sum(refusal is not None for refusal in refusals) == meter_module.REFUSALS_PER_S_MAX
-
-
-def test_made_up_clients_take_bounded_memory_and_leave_the_quotas_of_active_ones_alone() -> None:
-    meter = ControlMeter(LIMITS)
-    taken(meter, 1, 10, 0.0)
-    for client in range(2, 5 * CLIENTS_MAX):
-        meter.take(client, 0.0)
-        if client % 1000 == 0:
-            assert not meter.take(1, 0.0)
-    assert len(meter._recent) + len(meter._before) <= 2 * CLIENTS_MAX
+    scene = Scene()
+    for client in range(1, 4 * REFUSALS_MAX):
+        scene.meter.refuse(client, 1)
+    assert len(scene.meter.take_refusals()) == REFUSALS_MAX
+    assert scene.meter.take_refusals() == []

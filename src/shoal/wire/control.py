@@ -316,6 +316,9 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _HEAD: Final = struct.Struct("<2sBBBBxxQQ")
 HEAD_BYTES: Final = _HEAD.size
+CLIENT_AT: Final = HEAD_BYTES - 16
+NUMBER_AT: Final = HEAD_BYTES - 8
+"""Where client and number are in the head."""
 _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
 _NO_SCHEME: Final = 0

@@ -12,7 +12,8 @@ from typing import Final
 from shoal.limits import MIB
 
 QUEUE_BYTES_MAX: Final = 32 * MIB
-"""Size of all messages that wait. Further ones are refused as over quota."""
+"""Size of all messages that wait. Above it, one message of each client may wait, up to twice this size; others are
+dropped."""
 MESSAGE_BYTES: Final = 100
 """Memory of a message besides its bytes, roughly."""
 
@@ -31,25 +32,24 @@ class ControlQueue:
         """Whether a message of a client waits."""
         return client in self._clients
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no room."""
-        return self._bytes >= QUEUE_BYTES_MAX
+    def has_room(self, client: int) -> bool:
+        """Whether a message of a client can wait: no client takes the room of others."""
+        return self._bytes < (QUEUE_BYTES_MAX if client in self._clients else 2 * QUEUE_BYTES_MAX)
 
     def put(self, client: int, data: bytes) -> None:
-        """Adds a message of a client. The caller has checked `full`."""
+        """Adds a message of a client. The caller has checked `has_room`."""
         self._clients.setdefault(client, deque()).append(data)
         self._bytes += len(data) + MESSAGE_BYTES
 
-    def take(self) -> bytes:
-        """The oldest message of the next client; StopIteration if there is none."""
+    def take(self) -> tuple[int, bytes]:
+        """The next client and its oldest message; StopIteration if there is none."""
         client = next(iter(self._clients))
         waiting = self._clients.pop(client)
         data = waiting.popleft()
         if waiting:
             self._clients[client] = waiting
         self._bytes -= len(data) + MESSAGE_BYTES
-        return data
+        return client, data
 
     def clear(self) -> None:
         """The connection is lost, and the messages with it."""

@@ -32,7 +32,6 @@ from shoal.channels.agent_host import AgentCounters, ReplyHandler
 from shoal.channels.recording.recorder import Recorder
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.timers import Timers, patience
-from shoal.channels.token_bucket import TokenBucket
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -68,11 +67,6 @@ TURN_WORK_BEHIND: Final = 20
 
 DEFERRED_PAUSE_S: Final = 0.001
 """Pause between two turns in which deferred Hellos are answered."""
-
-CONTROL_READS_AT_ONCE: Final = 60_000
-CONTROL_READS_PER_S: Final = 10_000
-"""Control messages of all clients that the agent reads. Further ones are passed over unread, so that a flood cannot
-make it fall behind its server; clients repeat what is not answered."""
 
 REFUSALS_PER_S_MAX: Final = 20
 """Messages of other versions that are answered in a second."""
@@ -120,8 +114,7 @@ class AgentCore:
         self._now = 0.0
         self._worked = 0
         self._turn_work_max = TURN_WORK_MAX
-        self._meter = ControlMeter(limits)
-        self._control_reads = TokenBucket(CONTROL_READS_AT_ONCE, CONTROL_READS_PER_S, 0.0)
+        self._meter = ControlMeter(limits, scanner)
         self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
@@ -131,6 +124,10 @@ class AgentCore:
         """A second by the wall clock begins."""
         self.second = second
         self._memory.tell_time(second, now)
+        for client, number, retry_ms in self._meter.take_refusals():
+            text = "this client sends more control messages than control_at_once_max and control_per_s_max allow"
+            refused = control.Refused(control.REFUSED_BUSY, control.VERSION, control.VERSION, retry_ms, text)
+            self.tell_client(client, refused, number)
 
     def opened(self, run_id: str, now: float) -> None:
         """There is a new connection to the server. The agent has not heard what happened since the last one."""
@@ -183,11 +180,11 @@ class AgentCore:
         A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
         """
         self._now = now
-        self.scanner.control_left = readable = max(0, int(self._control_reads.refill(now)))
+        self._meter.begin_turn(now)
         self._worked = 0
         self._turn_work_max = TURN_WORK_BEHIND if behind else TURN_WORK_MAX
         while self._queue and self._worked < self._turn_work_max // 2:  # the other half is for messages that come now
-            self._obey(self._queue.take(), now)
+            self._obey_next(now)
         while (frame := self.scanner.scan()) is not None:
             if frame.push:
                 self._pushed(frame.value, now)
@@ -196,8 +193,8 @@ class AgentCore:
                 if handler is not None:
                     handler(frame.value, now)
         while self._queue and self._worked < self._turn_work_max:
-            self._obey(self._queue.take(), now)
-        self._control_reads.tokens -= readable - self.scanner.control_left
+            self._obey_next(now)
+        self._meter.end_turn()
         return not self._queue
 
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
@@ -243,12 +240,27 @@ class AgentCore:
         head = control.read_head(push[3])
         if head is None or head.version != control.VERSION:
             self._unreadable(push[2], push[3], now)
-        elif not self._meter.take(head.client, now) or self._queue.full:
-            self._refuse_busy(head.client, head.number, now)
-        elif self._worked >= self._turn_work_max or head.client in self._queue:
+        elif self._worked < self._turn_work_max and head.client not in self._queue:
+            self._obey(push[3], now)
+        elif self._queue.has_room(head.client):
             self._queue.put(head.client, push[3])
         else:
-            self._obey(push[3], now)
+            self._drop(head)
+
+    def _obey_next(self, now: float) -> None:
+        """Handles a message of the queue, if its client has not used up its quota meanwhile."""
+        client, data = self._queue.take()
+        head = control.read_head(data)
+        if head is not None and not self._meter.allows(client):
+            self._worked += 1
+            self._drop(head)
+        else:
+            self._obey(data, now)
+
+    def _drop(self, head: control.Head) -> None:
+        """There is no room for a message, or its client asks for more than it may: the client will be told to wait."""
+        self.counters.over_quota += 1
+        self._meter.refuse(head.client, head.number)
 
     def _obey(self, data: bytes, now: float) -> None:
         """Handles a control message."""
@@ -282,15 +294,6 @@ class AgentCore:
                 self.counters.garbage += 1
 
     # Quotas
-
-    def _refuse_busy(self, client: int, number: int, now: float) -> None:
-        """A client, or all clients together, ask for more than the agent does: the message is dropped."""
-        self.counters.over_quota += 1
-        retry_ms = self._meter.retry_ms(client, now)
-        if retry_ms is not None:
-            text = "this client sends more control messages than control_at_once_max and control_per_s_max allow"
-            refused = control.Refused(control.REFUSED_BUSY, control.VERSION, control.VERSION, retry_ms, text)
-            self.tell_client(client, refused, number)
 
     def _charge(self, client: int, units: int) -> None:
         """Charges a client, and this turn, for a message that is more work than a short Hello, or should be rare."""
@@ -468,7 +471,8 @@ class AgentCore:
             self._deferred.add(client, number, hello)
             return
         if not hello.publisher and not self.register.add(client, hello.name, hello.pattern, number):
-            self._refuse_busy(client, number, self._now)
+            self.counters.over_quota += 1
+            self._meter.refuse(client, number)
             return
         self.counters.hellos += 1
         streams: control.HeardList = []

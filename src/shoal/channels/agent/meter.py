@@ -1,32 +1,33 @@
 """The meter: how much work each client, and all clients together, may ask of an agent.
 
-Owns the token buckets and the refusals. The unit is the work for one Hello, about 40 microseconds. A message is taken
-while its client has a token; what it turned out to cost is charged afterwards, so that a client which asked for much
-waits until it has been paid for.
+Owns the quotas and what clients are told about them. The unit is the work for one Hello, about 40 microseconds. The
+scanner takes a token for each message that it returns and passes over the messages of clients without one, so that a
+flood costs the agent next to nothing. What a message turned out to cost is charged to its client alone: a client that
+asked for much waits until it has been paid for, and others do not wait with it.
 
-The core gives it the client id of a message. Ids are as authentic as the messages that carry them.
+Ids of clients are as authentic as the messages that carry them. Made-up ids meet the limit for all clients.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Final, NamedTuple
 
+import numpy as np
+
+from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.token_bucket import TokenBucket
 from shoal.limits import Limits
 
-CLIENTS_MAX: Final = 10_000
-"""Clients that are metered one by one; the same number of earlier ones is remembered. A forgotten client begins with a
-full bucket, but the limit for all clients holds."""
+REFILL_S: Final = 0.1
+"""Tokens of clients are added in these intervals."""
 
-REFUSE_EVERY_S: Final = 1.0
-"""A client is refused at most once in this time."""
+REFUSALS_MAX: Final = 1000
+"""Clients that are told at once."""
 
-REFUSALS_PER_S_MAX: Final = 1000
-"""Refusals of all clients in a second."""
-
+RETRY_MS_MIN: Final = 1000
 RETRY_MS_MAX: Final = 10_000
-"""The longest time for which a client is asked to wait."""
+"""The time for which a client is asked to wait."""
 
 GREET_UNITS: Final = 9
 """Added for a Greet: a client sends few, so many are a flood."""
@@ -41,57 +42,60 @@ STEPS_PER_UNIT: Final = 20_000
 """Steps of matching a pattern that take as long as one Hello."""
 
 
-class _Client:
-    __slots__ = ("bucket", "refused_at")
+class Refusal(NamedTuple):
+    """A client whose message was dropped, the number of the message, and how long the client should wait."""
 
-    def __init__(self, bucket: TokenBucket) -> None:
-        self.bucket = bucket
-        self.refused_at = -math.inf
+    client: int
+    number: int
+    retry_ms: int
 
 
 class ControlMeter:
     """The quotas of one agent."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
-        self._recent: dict[int, _Client] = {}
-        self._before: dict[int, _Client] = {}
+    def __init__(self, limits: Limits, scanner: Scanner) -> None:
+        self._scanner = scanner
+        self._rows = scanner.meter
+        self._at_once = limits.control_at_once_max
+        self._per_s = limits.control_per_s_max
+        self._rows["tokens"] = self._at_once
+        self._refilled_at = 0.0
         self._total = TokenBucket(limits.control_total_at_once_max, limits.control_total_per_s_max, 0.0)
-        self._refusals = TokenBucket(REFUSALS_PER_S_MAX, REFUSALS_PER_S_MAX, 0.0)
+        self._readable = 0
 
-    def take(self, client: int, now: float) -> bool:
-        """Takes one message of a client; returns False if it is over a quota."""
-        bucket = self._of(client, now).bucket
-        if bucket.refill(now) <= 0 or self._total.refill(now) <= 0:
-            return False
-        bucket.tokens -= 1
-        self._total.tokens -= 1
-        return True
+    def begin_turn(self, now: float) -> None:
+        """Says to the scanner how much it may return in this turn."""
+        added = int(self._per_s * (now - self._refilled_at))
+        if added > 0 and now >= self._refilled_at + REFILL_S:
+            self._refilled_at = now
+            tokens = self._rows["tokens"]
+            np.minimum(tokens + added, self._at_once, out=tokens)
+        self._readable = max(0, int(self._total.refill(now)))
+        self._scanner.control_left = self._readable
 
-    def charge(self, client: int, units: float) -> None:
-        """Charges a client whose message was taken for work beyond that of one Hello."""
-        known = self._recent.get(client)
-        if known is not None:
-            known.bucket.tokens -= units
-        self._total.tokens -= units
+    def end_turn(self) -> None:
+        """The scanner has returned messages, or none."""
+        self._total.tokens -= self._readable - self._scanner.control_left
 
-    def retry_ms(self, client: int, now: float) -> int | None:
-        """The time for which a client that is over a quota should wait; None if it has been told a moment ago."""
-        known = self._of(client, now)
-        if now < known.refused_at + REFUSE_EVERY_S or not self._refusals.take(1, now):
-            return None
-        known.refused_at = now
-        wait_s = max(known.bucket.wait_s(), self._total.wait_s(), REFUSE_EVERY_S)
-        return min(math.ceil(1000 * wait_s), RETRY_MS_MAX)
+    def allows(self, client: int) -> bool:
+        """Whether a client has paid for what it asked so far."""
+        return bool(self._rows["tokens"][self._scanner.meter_row(client)] >= 0)
 
-    def _of(self, client: int, now: float) -> _Client:
-        known = self._recent.get(client)
-        if known is None:
-            known = self._before.pop(client, None)
-            if known is None:
-                limits = self._limits
-                known = _Client(TokenBucket(limits.control_at_once_max, limits.control_per_s_max, now))
-            if len(self._recent) >= CLIENTS_MAX:
-                self._before, self._recent = self._recent, {}
-            self._recent[client] = known
-        return known
+    def charge(self, client: int, units: int) -> None:
+        """Charges a client for work beyond that of one Hello."""
+        self._rows["tokens"][self._scanner.meter_row(client)] -= units
+
+    def refuse(self, client: int, number: int) -> None:
+        """A message of a client was dropped: it will be told."""
+        row = self._scanner.meter_row(client)
+        self._rows["client"][row], self._rows["number"][row] = client, number
+
+    def take_refusals(self) -> list[Refusal]:
+        """The clients whose messages were dropped since the last call, each once. Call it once a second."""
+        rows = self._rows["client"].nonzero()[0][:REFUSALS_MAX]
+        found = self._rows[rows]
+        self._rows["client"] = 0
+        return [
+            Refusal(client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX))
+            for tokens, client, number in found.tolist()
+        ]

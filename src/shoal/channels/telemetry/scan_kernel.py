@@ -13,8 +13,8 @@ There are four kinds of frames:
 
 Any client can make observed frames large or many, so both have limits here. Of a frame above `observed_bytes_max` only
 the beginning is looked at: the message is counted, its bytes are skipped as they come, and if Python should have seen
-it, the channel's listing is incomplete. Of the control messages to agents, Python sees `control_left`; the others, and
-those above `TO_AGENT_BYTES_MAX`, are counted and passed over.
+it, the channel's listing is incomplete. Python sees a control message to agents if its client has a token left in the
+meter and `control_left` is not used up; the others, and those above `TO_AGENT_BYTES_MAX`, are counted and passed over.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from shoal.channels.telemetry.tables import (
     find_channel,
     note_stream,
 )
-from shoal.wire.control import TO_AGENT_BYTES_MAX
+from shoal.wire.control import CLIENT_AT, HEAD_BYTES, NUMBER_AT, TO_AGENT_BYTES_MAX
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     BEACON,
@@ -54,6 +54,7 @@ from shoal.wire.raw_bytes import (
     Bytes,
     Records,
     borrow,
+    hash_pair,
     hash_words,
     is_line_end,
     kernel,
@@ -92,6 +93,16 @@ CURSOR: Final = np.dtype(
         )
     ]
 )
+METER: Final = np.dtype(
+    [
+        ("tokens", np.int64),  # control messages that clients of this row may still send
+        ("client", np.uint64),  # sender and number of the last one that was passed over; 0 if there is none
+        ("number", np.uint64),
+    ]
+)
+METER_ROWS: Final = 4096
+"""Clients share a row by a secret hash, so a client rarely shares that of another, and cannot choose to."""
+
 LINE_BYTES_MAX: Final = 65536
 VALUE_BYTES_MIN: Final = 3
 """The shortest RESP value is `_` CR LF."""
@@ -111,6 +122,7 @@ _HEARTBEAT_BYTES: Final = len(HEARTBEAT_CHANNEL)
 _HEARTBEAT_MIDDLE: Final = np.frombuffer(HEARTBEAT_CHANNEL, np.uint64, 1, 8)[0]
 _HEARTBEAT_TAIL: Final = np.frombuffer(HEARTBEAT_CHANNEL, np.uint64, 1, _HEARTBEAT_BYTES - 8)[0]
 
+_NOBODY: Final = np.uint64(0)
 _MAGIC: Final = np.uint64(MAGIC)
 _MAGIC_1: Final = np.uint64(MAGIC_1)
 _LOW_16: Final = np.uint64(0xFFFF)
@@ -142,17 +154,18 @@ _LF: Final = 10
 
 
 @kernel
-def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
+def scan_frames(data: Bytes, cursors: Records, tables: Tables, meter: Records) -> int:
     """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
+    meter = borrow(meter)
     status = PASSED
     while status == PASSED:
         if cursor.skip_left > 0 or cursor.skip_strings > 0:
             status = skip(data, cursor)
         elif cursor.walk_left == 0 and may_be_observed(data, cursor.at, cursor.end):
-            status = take_observed(data, cursor, tables)
+            status = take_observed(data, cursor, tables, meter)
         else:
             if cursor.walk_left == 0:
                 cursor.walk_at = cursor.at
@@ -195,7 +208,7 @@ def may_be_observed(data: Bytes, at: int, end: int) -> bool:
 
 
 @part
-def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
+def take_observed(data: Bytes, cursor: Records, tables: Tables, meter: Records) -> int:
     """Takes one observed or internal frame. Changes nothing unless the frame is complete."""
     start = cursor.at
     end = cursor.end
@@ -226,7 +239,7 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
     if not oversized and not is_line_end(data, frame_end - 2):
         return BAD_END
     if name_bytes >= _RESERVED_BYTES and load_u64(data, name_at) == _RESERVED:
-        status = take_internal(data, cursor, tables, name_at, name_bytes, payload_bytes, frame_end - start)
+        status = take_internal(data, cursor, tables, meter, name_at, name_bytes, payload_at, payload_bytes, start)
     else:
         status = count(data, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
         if status == WATCHED and oversized:
@@ -248,10 +261,19 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
 
 @part
 def take_internal(
-    data: Bytes, cursor: Records, tables: Tables, name_at: int, name_bytes: int, payload_bytes: int, frame_bytes: int
+    data: Bytes,
+    cursor: Records,
+    tables: Tables,
+    meter: Records,
+    name_at: int,
+    name_bytes: int,
+    payload_at: int,
+    payload_bytes: int,
+    start: int,
 ) -> int:
     """Takes one frame on a channel of ours. Returns `WATCHED` if Python has to see it."""
     head = tables.head[0]
+    frame_bytes = payload_at + payload_bytes + 2 - start
     to_agent = name_bytes == _AGENT_BYTES and load_u64(data, name_at + _AGENT_BYTES - 8) == _AGENT_TAIL
     heartbeat = (
         name_bytes == _HEARTBEAT_BYTES
@@ -259,15 +281,30 @@ def take_internal(
         and load_u64(data, name_at + _HEARTBEAT_BYTES - 8) == _HEARTBEAT_TAIL
     )
     if (to_agent or heartbeat) and payload_bytes <= TO_AGENT_BYTES_MAX and frame_bytes <= cursor.observed_bytes_max:
-        if heartbeat:
-            return WATCHED
-        if cursor.control_left > 0:
+        client = load_u64(data, payload_at + CLIENT_AT) if payload_bytes >= HEAD_BYTES else _NOBODY
+        row = meter[meter_row(head.seed, client)]
+        if row.tokens > 0 and cursor.control_left > 0:
+            row.tokens -= 1
             cursor.control_left -= 1
             return WATCHED
         head.control_unread += 1
+        row.client = client
+        row.number = load_u64(data, payload_at + NUMBER_AT) if client != _NOBODY else _NOBODY
     head.internal += 1
     head.internal_bytes += frame_bytes
     return PASSED
+
+
+@part
+def meter_row(seed: np.uint64, client: np.uint64) -> int:
+    """The row of a client in the meter."""
+    return int(hash_pair(seed, client) % np.uint64(METER_ROWS))
+
+
+@kernel
+def find_meter_row(seed: np.uint64, client: np.uint64) -> int:
+    """`meter_row`, for Python."""
+    return meter_row(seed, client)
 
 
 @part

@@ -115,6 +115,9 @@ class Scanner:
         self._cursors["frame_bytes_max"] = frame_bytes_max
         self._cursors["observed_bytes_max"] = observed_bytes_max or frame_bytes_max
         self._cursors["control_left"] = _UNLIMITED
+        self.meter = np.full(scan_kernel.METER_ROWS, _UNLIMITED, scan_kernel.METER)
+        """The quotas of clients that send control messages (`scan_kernel.METER`): none, unless the agent sets them."""
+        self.meter["client"] = 0
         self._cursor = self._cursors.view(np.int64)
         """The same numbers, read and written faster; see `_AT`."""
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -173,7 +176,7 @@ class Scanner:
         if self._used_up:
             return None
         while True:
-            status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables)
+            status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables, self.meter)
             if status == scan_kernel.USED_UP:
                 return None
             if status == scan_kernel.OTHER:
@@ -347,16 +350,19 @@ class Scanner:
 
     @property
     def control_left(self) -> int:
-        """How many control messages to agents `scan` may still return. Further ones are counted and passed over."""
+        """How many control messages of all clients `scan` may still return; see `scan_kernel`."""
         return int(self._cursor[_CONTROL_LEFT])
 
     @control_left.setter
     def control_left(self, count: int) -> None:
         self._cursor[_CONTROL_LEFT] = count
 
+    def meter_row(self, client: int) -> int:
+        """The row of a client in the meter."""
+        return int(scan_kernel.find_meter_row(self._tables.head[0]["seed"], np.uint64(client)))
+
     def take_passed_over(self) -> tuple[int, int]:
-        """The number of messages that were too large, and of control messages above `control_left`, since the last
-        call."""
+        """The number of messages that were too large, and of control messages above a quota, since the last call."""
         head = self._tables.head[0]
         found = int(head["oversized"]), int(head["control_unread"])
         head["oversized"] = head["control_unread"] = 0
@@ -430,6 +436,7 @@ def warm_up() -> None:
         scanner.watch(b"a", False)
         scanner.streams(b"a")
         scanner.last_of(b"a", 1)
+        scanner.meter_row(1)
         scanner.close_unit()
         scanner.forget_idle(1)
         grow(scanner._tables)
