@@ -121,11 +121,11 @@ def test_a_missing_certificate_fails(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("bulk", "pubsub", "fits", "named"),
     [
-        ("67108864", "268435456 134217728 60", True, "fit"),
+        ("33554432", "268435456 134217728 60", True, "fit"),
         ("1000000", "0 0 0", True, "fit"),
         ("536870912", "268435456 134217728 60", False, "proto-max-bulk-len 536870912"),
-        ("67108864", "33554432 8388608 60", False, "pubsub 33554432 8388608"),
-        ("67108864", "268435456 8388608 60", False, "pubsub 268435456 8388608"),
+        ("33554432", "33554432 8388608 60", False, "pubsub 33554432 8388608"),
+        ("33554432", "268435456 8388608 60", False, "pubsub 268435456 8388608"),
     ],
 )
 def test_the_settings_of_a_server_are_judged(bulk: str, pubsub: str, fits: bool, named: str) -> None:

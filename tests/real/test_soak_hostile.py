@@ -23,7 +23,8 @@ async def test_hostile_clients_cost_honest_ones_nothing(
     assert facts["agent_rss_mb_max"] <= RSS_MB_MAX
     assert facts["messages"] > 0
     assert facts["p99_ms"]["harmless"] > 0
-    sent = {phase["attack"] for phase in facts["phases"] if phase["commands"] and not phase["harmless"]}
+    hostile = [phase for phase in facts["phases"] if not phase["harmless"]]
+    sent = {phase["attack"] for phase in hostile if phase["commands"] or phase["cut_off"]}
     assert sent >= {name for name in BRIEF if not ATTACKS[name].answers}
 
 

@@ -45,9 +45,9 @@ _FIXED_UPSTREAM: Final = {
 _DEBIAN_REVISION: Final = re.compile(r"7\.0\.15-1~deb12u(\d+)$")
 _DEBIAN_REVISION_SAFE: Final = 10
 
-BULK_BYTES_MAX: Final = 64 * MIB
-"""Largest string in a command (`proto-max-bulk-len`). Redis closes the connection of a client that sends a larger one.
-It is the largest delivery that clients take, see `limits.command_reply_bytes_max`."""
+BULK_BYTES_MAX: Final = 32 * MIB
+"""Largest string in a command (`proto-max-bulk-len`), four times the largest payload by default. Redis closes the
+connection of a client that sends a larger one, before it has read it."""
 OUTPUT_BUFFER_LIMIT: Final = (256 * MIB, 128 * MIB, 60)
 """`client-output-buffer-limit pubsub`: bytes that may wait for a subscriber, and bytes that may wait for how many
 seconds. Redis closes the connection of a subscriber that is further behind. The agent subscribes to everything, and a

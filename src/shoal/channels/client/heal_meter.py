@@ -6,6 +6,7 @@ Owns the quotas. A request over a quota is not answered; the asker repeats it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, TypeAlias
 
 from shoal.channels.token_bucket import TokenBucket
@@ -15,6 +16,8 @@ ASKERS_MAX: Final = 1000
 """Askers that are metered one by one; the same number of earlier ones is remembered. The limit for all holds anyway."""
 PAGES_MAX: Final = 4096
 """Pages that are remembered, so that they are not sent twice."""
+MESSAGE_BYTES_MIN: Final = 1024
+"""A smaller message counts as one of this size, because it is as much work."""
 REPEAT_SHARE: Final = 0.5
 """The same page is sent again to an asker after this share of `heal_retry_s` at the soonest."""
 
@@ -42,12 +45,13 @@ class HealMeter:
             return False
         return self._of(asker, now).refill(now) > 0 and self._total.refill(now) > 0
 
-    def sent(self, asker: int, stream: int, asked: Range, size: int, now: float) -> None:
-        """A page of this size is sent."""
+    def sent(self, asker: int, stream: int, asked: Range, page: Sequence[bytes], now: float) -> None:
+        """A page of messages is sent."""
         self._pages.pop((asker, stream), None)
         self._pages[asker, stream] = asked, now
         if len(self._pages) > PAGES_MAX:
             del self._pages[next(iter(self._pages))]
+        size = sum(max(MESSAGE_BYTES_MIN, len(message)) for message in page)
         self._of(asker, now).tokens -= size
         self._total.tokens -= size
 

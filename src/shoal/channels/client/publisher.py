@@ -386,7 +386,7 @@ class Publisher:
         age_ms = int(1000 * (now - out.published_by(min(until, out.base - 1))))
         answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first, age_ms, until)
         self._context.tell_peer(link, client, answer, nonce)
-        self._meter.sent(client, out.stream, asked, sum(map(len, page)), now)
+        self._meter.sent(client, out.stream, asked, page, now)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)
 

@@ -278,13 +278,12 @@ def read_slowly(scene: Scene) -> Batches:
 
 
 class Attack(NamedTuple):
-    """An attack: its batches, the commands and bytes that it sends a second at most, whether only authentication stops
-    it, and whether it only answers what honest clients happen to ask."""
+    """An attack: its batches, the commands and bytes that it sends a second at most, and whether it only answers what
+    honest clients happen to ask."""
 
     batches: Callable[[Scene], Batches]
     commands_per_s: float
     bytes_per_s: float = 50e6
-    needs_identity: bool = False
     answers: bool = False
 
 
@@ -292,18 +291,18 @@ ATTACKS: Final[dict[str, Attack]] = {
     "welcomes": Attack(forge_welcomes, 1000, answers=True),
     "answers": Attack(forge_answers, 1000, answers=True),
     "heartbeats": Attack(forge_heartbeats, 100),
-    "resends": Attack(forge_resends, 1000, needs_identity=True, answers=True),
-    "beacons": Attack(claim_by_beacons, 1000, needs_identity=True),
-    "presents": Attack(forge_presents, 1000, needs_identity=True),
-    "claims": Attack(claim_streams, 1000, needs_identity=True),
+    "resends": Attack(forge_resends, 1000, answers=True),
+    "beacons": Attack(claim_by_beacons, 1000),
+    "presents": Attack(forge_presents, 1000),
+    "claims": Attack(claim_streams, 1000),
     "giant-names": Attack(send_giant_names, 2000),
     "hellos": Attack(flood_hellos, 50_000),
     "greets": Attack(flood_greets, 50_000),
     "heals": Attack(flood_heals, 2000),
     "streams": Attack(flood_streams, 50_000),
-    "one-channel": Attack(flood_one_channel, 50_000, needs_identity=True),
+    "one-channel": Attack(flood_one_channel, 50_000),
     "channels": Attack(flood_channels, 50_000),
     "large": Attack(send_large_messages, 2, bytes_per_s=100e6),
     "slow-readers": Attack(read_slowly, 200),
 }
-"""All attacks by name. Those that need identity are stopped only where clients cannot speak for others."""
+"""All attacks by name."""

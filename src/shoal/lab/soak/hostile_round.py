@@ -148,7 +148,7 @@ class HostileRound(BaseRound):
                 self.phases.append(over)
                 self.log.write(Note(f"{over}", time.monotonic()))
                 if not harmless:
-                    self.log.write(CornerMet(f"attack {attack}", over.commands))
+                    self.log.write(CornerMet(f"attack {attack}", over.commands + over.cut_off))
                     self.log.write(CornerMet("hostile commands refused", over.refused))
                     self.log.write(CornerMet("hostile connections cut", over.cut_off))
 

@@ -105,6 +105,7 @@ class Attacker:
                     size += sent_bytes
             except OSError:
                 cut_off += 1
+                sleep(1 / attack.commands_per_s)
             finally:
                 refused += client.refused
                 client.close()
