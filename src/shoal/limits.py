@@ -196,6 +196,16 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     control_total_per_s_max: int = 20_000
     """The same per second, on average."""
 
+    known_channels_max: int = 1_000_000
+    """Channels that an agent knows: those with a message in `publisher_idle_s`. A subscription that was away, and whose
+    channel or pattern may be among others, gets a gap. A channel takes about 125 bytes and its name.
+    """
+
+    known_streams_max: int = 4_000_000
+    """Streams (a publisher on a channel) that an agent knows; the rest as for channels. A stream takes about 50
+    bytes.
+    """
+
     registered_max: int = 1_000_000
     """Subscriptions that an agent registers, each of which takes about 540 bytes. A subscription that does not fit is
     refused: `subscribe` raises SubscribeTimeoutError.

@@ -34,6 +34,7 @@ class AgentCounters(msgspec.Struct):
     oversized: int = 0
     control_unread: int = 0
     over_quota: int = 0
+    answers_incomplete: int = 0
     forwarded: int = 0
     forwarded_dropped: int = 0
     notices: int = 0

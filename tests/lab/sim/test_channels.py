@@ -31,6 +31,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "baseline": (12,),
     "repeat": (37,),
     "remembers": (6,),
+    "complete": (89,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

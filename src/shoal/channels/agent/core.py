@@ -492,6 +492,7 @@ class AgentCore:
             complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
             steps = current.steps + before.steps
             self._charge(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
+        self.counters.answers_incomplete += not complete
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""

@@ -373,7 +373,11 @@ class Agent:
 
         scanner = Scanner(
             self._limits.command_reply_bytes_max,
-            TableLimits(hash_seed=self._random.getrandbits(64)),
+            TableLimits(
+                channels_max=self._limits.known_channels_max,
+                streams_max=self._limits.known_streams_max,
+                hash_seed=self._random.getrandbits(64),
+            ),
             observed_bytes_max=self._limits.delivery_bytes_max,
         )
         core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits, self._rules)

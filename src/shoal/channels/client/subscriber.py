@@ -29,6 +29,7 @@ ALL_UNENDED_PLACEMENTS: Final = rule(
     "all_unended_placements", "Subscribers use every placement that has not ended, not only the last two."
 )
 REMEMBERS: Final = rule("remembers", "Unknown publishers are reported only if no agent's memory reaches back.")
+COMPLETE: Final = rule("complete", "Publishers for which an agent has no room are reported as unknown.")
 
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
@@ -325,12 +326,13 @@ class Subscriber:
         self._context.counters.handshakes += 1
         site.step("answered")
         site.lost = False
+        complete = answer.complete or COMPLETE not in self._context.rules
         if not sub.in_force:
             site.incarnation = answer.incarnation
             for channel, stream, last, _ in (*answer.absent, *answer.streams):
                 known, _ = sub.baseline.get((channel, stream), (0, ""))
                 sub.baseline[channel, stream] = max(known, last), site.server
-            if not answer.complete:
+            if not complete:
                 self._receiver.report_unlisted(sub, site.server)
             self._check_in_force(sub, now)
             return
@@ -344,9 +346,9 @@ class Subscriber:
         self._receiver.vouched(sub, heard, site.server)
         if restarted:
             self._context.counters.restarts_seen += 1
-        if restarted or not answer.complete:
+        if restarted or not complete:
             self._doubt_unlisted(site, heard, now)
-        if not answer.complete:
+        if not complete:
             self._receiver.report_unlisted(sub, site.server)
         elif restarted and not (answer.remembers and REMEMBERS in self._context.rules):
             self._receiver.report_unwatched(sub, site.server)

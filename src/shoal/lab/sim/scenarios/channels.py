@@ -6,13 +6,20 @@ ring does.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.lab.sim.scenarios.shape import Shape
+from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = ("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers")
+BREAKS: Final = (
+    *("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "complete"),
+)
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -62,6 +69,8 @@ CORNERS: Final = {
     "power failure": "crash_power",
     "lease ran out": "router stale_links",
     "agent speaks while the coordinator is down": "agent orphan_heartbeats",
+    "agent's table of streams is full": "agent answers_incomplete",
+    "agent asks a client to wait": "router busy",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -71,6 +80,18 @@ class ChannelsRun(ChannelScenario):
 
     calm_s = 7.0
     """Shorter than in the other scenarios: no move has to end in it."""
+
+    def make_shape(self, options: FaultOptions) -> Shape:
+        """The common shape; in one of five runs a limit of agents is so small that it is met."""
+        rng, shape = self.world.rng("bounds"), super().make_shape(options)
+        changes: dict[str, int] = {}
+        match rng.randrange(10):
+            case 0:
+                changes = {"known_streams_max": rng.randint(2, 5)}
+            case 1:
+                changes = {"control_at_once_max": rng.choice((4, 12)), "control_per_s_max": rng.choice((5, 20))}
+        limits = msgspec.structs.replace(shape.limits, **changes)
+        return replace(shape, limits=limits, full="known_streams_max" in changes)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
