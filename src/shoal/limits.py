@@ -133,6 +133,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     heal_page_bytes: int = 1 << 20
     """Bytes that a publisher resends per request. A page has at least one message, of any size."""
 
+    heal_bytes_per_s_max: int = 8 * MIB
+    """Bytes that a publisher resends to one client in a second. Above it, requests are not answered; the client repeats
+    them.
+    """
+
+    heal_total_bytes_per_s_max: int = 32 * MIB
+    """The same for all clients together."""
+
     heal_delay_s: float = 0.03
     """How long to wait for missing messages (another server may be slower) before the publisher is asked."""
 
@@ -176,6 +184,40 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """New clients to which an agent gives an id and a key in a second. Further ones get no answer and ask again, at
     another server.
     """
+
+    # -- What clients may ask of an agent --------------------------------------------------------------------
+
+    control_at_once_max: int = 100_000
+    """Control messages (hellos, greetings and so on) of one client that an agent handles at once. Messages that are
+    expensive count as several. Above it they are dropped, and the client is told to wait.
+    """
+
+    control_per_s_max: int = 2_000
+    """The same per second, on average."""
+
+    control_total_at_once_max: int = 200_000
+    """Control messages of all clients that an agent handles at once."""
+
+    control_total_per_s_max: int = 20_000
+    """The same per second, on average."""
+
+    known_channels_max: int = 1_000_000
+    """Channels that an agent knows: those with a message in `publisher_idle_s`. A subscription that was away, and whose
+    channel or pattern may be among others, gets a gap. A channel takes about 125 bytes and its name.
+    """
+
+    known_streams_max: int = 4_000_000
+    """Streams (a publisher on a channel) that an agent knows; the rest as for channels. A stream takes about 100
+    bytes.
+    """
+
+    registered_max: int = 1_000_000
+    """Subscriptions that an agent registers, each of which takes about 540 bytes. A subscription that does not fit is
+    refused: `subscribe` raises SubscribeTimeoutError.
+    """
+
+    registered_per_client_max: int = 100_000
+    """The same for one client, so that no client can take the place of all others."""
 
     # -- Moves -----------------------------------------------------------------------------------------------
 
@@ -304,11 +346,16 @@ _RULES: Final = (
     _AtMost("resend_bytes_max", "resend_total_bytes_max", "one window cannot be larger than all of them"),
     _AtMost("recorded_bytes_max", "recorded_total_bytes_max", "one record cannot be larger than all of them"),
     _AtMost("heal_page_messages", "resend_messages_max", "a publisher keeps no more than its window"),
+    _AtMost("heal_bytes_per_s_max", "heal_total_bytes_per_s_max", "one client cannot have more than all of them"),
     _AtMost("heartbeat_interval_s", "server_lease_s", "a lease must survive one lost heartbeat", factor=2),
     _AtMost("heal_delay_s", "gap_timeout_s", "missing messages must be requested before they are given up"),
     _AtMost(
         "heal_retry_s", "gap_timeout_s", "missing messages must be requested twice before they are given up", factor=2
     ),
+    _AtMost("control_at_once_max", "control_total_at_once_max", "one client cannot have more than all of them"),
+    _AtMost("control_per_s_max", "control_total_per_s_max", "one client cannot have more than all of them"),
+    _AtMost("registered_per_client_max", "registered_max", "one client cannot have more than all of them"),
+    _AtMost("subscriptions_max", "registered_per_client_max", "an agent must have room for all subscriptions of a bus"),
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first delay is the shortest"),
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),

@@ -58,7 +58,7 @@ class Model:
             return False
         channel, payload = frame[2], frame[3]
         if channel.startswith(b"__shoal:"):
-            internal: bool = channel.startswith((b"__shoal:in:", b"__shoal:peer:"))
+            internal: bool = channel != b"__shoal:agent"
             self.internal += internal
             return internal
         self._count(channel, payload)

@@ -10,6 +10,7 @@ import pytest
 from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.channels.observed import observed
 from tests.support.core_driver import (
     AGENT,
     CLIENT,
@@ -23,7 +24,14 @@ from tests.support.core_driver import (
     ring,
 )
 
-from shoal.channels.agent.core import HEARTBEAT_SPREAD, REFUSALS_PER_S_MAX, AgentCore
+from shoal.channels.agent import control_queue
+from shoal.channels.agent.core import (
+    HEARTBEAT_SPREAD,
+    REFUSALS_PER_S_MAX,
+    TURN_WORK_BEHIND,
+    TURN_WORK_MAX,
+    AgentCore,
+)
 from shoal.channels.states import AgentState
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.telemetry.tables import TableLimits
@@ -717,3 +725,185 @@ def test_a_pattern_with_many_stars_is_not_answered() -> None:
     assert [answer.name for answer in driver.take(inbox_channel(CLIENT), control.Answer)] == [b"*a" * 16]
     assert driver.core.register.patterns.keys() == {b"*a" * 16}
     assert driver.core.counters.garbage == 1
+
+
+# Turns: timers and other connections do not wait behind what clients send
+
+
+def test_a_turn_ends_after_a_bounded_amount_of_work_and_the_next_one_goes_on() -> None:
+    driver = session()
+    driver.core.outbox.clear()
+    count = 2 * TURN_WORK_MAX + 10
+    hellos = [control.encode(hello(nonce), CLIENT, nonce) for nonce in range(1, count + 1)]
+    data = b"".join(observed(AGENT_CHANNEL, one) for one in hellos)
+    assert not driver.core.received(data, driver.now)
+    assert driver.core.counters.hellos == TURN_WORK_MAX
+    assert not driver.core.work(driver.now)
+    assert driver.core.work(driver.now)
+    assert driver.core.counters.hellos == count
+    assert driver.core.work(driver.now)
+
+
+def test_expensive_messages_fill_a_turn_sooner() -> None:
+    driver = session()
+    greets = [control.encode(control.Greet(nonce, 3), CLIENT, nonce) for nonce in range(1, TURN_WORK_MAX + 1)]
+    assert not driver.core.received(b"".join(observed(AGENT_CHANNEL, greet) for greet in greets), driver.now)
+    assert driver.core.counters.greetings == TURN_WORK_MAX // 10
+
+
+def test_control_messages_of_later_turns_are_handled_in_order() -> None:
+    driver = session()
+    first = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 1500)]
+    last = observed(AGENT_CHANNEL, control.encode(control.Bye(b"c1499", False), CLIENT, 1500))
+    assert not driver.core.received(b"".join(first), driver.now)
+    assert not driver.core.received(last, driver.now)
+    while not driver.core.work(driver.now):
+        pass
+    assert len(driver.core.register.channels) == 1498
+
+
+def test_an_agent_that_is_behind_its_server_reads_first_and_still_serves_every_client() -> None:
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 1000)]
+    honest = observed(AGENT_CHANNEL, control.encode(hello(7), OTHER, 7))
+    assert not driver.core.received(b"".join(flood) + honest, driver.now, behind=True)
+    assert len(driver.core.register.channels) == TURN_WORK_BEHIND
+    assert not driver.core.work(driver.now, behind=True)
+    assert driver.core.register.channels[TILE] == {OTHER}
+
+
+def test_messages_do_not_wait_behind_control_messages() -> None:
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 5000)]
+    message = observed(TILE, blob(STREAM, 9, b"x"))
+    assert not driver.core.received(b"".join(flood) + message, driver.now)
+    assert driver.core.streams(TILE) == {STREAM: 9}
+
+
+def test_only_own_heartbeats_as_they_were_sent_count_as_heard() -> None:
+    driver = session()
+    driver.advance(DEFAULT_LIMITS.heartbeat_interval_s)
+    sent = [command[2] for command in driver.commands if command[:2] == (b"PUBLISH", HEARTBEAT_CHANNEL)]
+    (*_, (_, number, ours)) = driver.take_with_heads(HEARTBEAT_CHANNEL, control.Heartbeat)
+    assert isinstance(ours, control.Heartbeat)
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(ours, 0, number + 1))
+    driver.hear(HEARTBEAT_CHANNEL, control.encode(msgspec.structs.replace(ours, lease_ms=1), 0, number))
+    assert driver.core._heard == 0
+    driver.hear(HEARTBEAT_CHANNEL, sent[-1])
+    assert driver.core._heard == number
+
+
+def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_queue, "QUEUE_BYTES_MAX", 10_000)
+    driver = session()
+    flood = [observed(AGENT_CHANNEL, control.encode(hello(n, b"c%d" % n), CLIENT, n)) for n in range(1, 5000)]
+    assert not driver.core.received(b"".join(flood), driver.now)
+    while not driver.core.work(driver.now):
+        pass
+    taken = len(driver.core.register.channels)
+    assert TURN_WORK_MAX < taken < TURN_WORK_MAX + 200
+    assert driver.core.counters.over_quota == 4999 - taken
+
+
+def test_a_client_in_debt_is_not_served_from_the_queue_and_others_do_not_pay_for_it() -> None:
+    """Greets are charged when they are handled. A debt that all clients shared made honest ones wait for half a
+    minute."""
+    driver = session()
+    greets = [control.encode(control.Greet(nonce, 3), CLIENT, nonce) for nonce in range(1, 50_000)]
+    driver.core.received(b"".join(observed(AGENT_CHANNEL, greet) for greet in greets), driver.now)
+    driver.core.received(observed(AGENT_CHANNEL, control.encode(hello(7), OTHER, 7)), driver.now)
+    driver.core.work(driver.now)
+    driver.play()
+    assert driver.answered(OTHER) == [7]
+    while not driver.core.work(driver.now):
+        pass
+    handled = driver.core.counters.greetings
+    assert handled <= DEFAULT_LIMITS.control_at_once_max // 10 + 1
+    assert driver.core.counters.over_quota == 49_999 - handled
+    driver.tell(hello(8, b"more"), client=OTHER, number=8)
+    assert driver.answered(OTHER) == [8]
+
+
+# Quotas
+
+
+def metered(**changes: int) -> AgentDriver:
+    """A serving agent with small quotas."""
+    driver = AgentDriver(limits=msgspec.structs.replace(DEFAULT_LIMITS, **changes))
+    driver.core.ring(RING)
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=0)
+    return driver
+
+
+def test_hellos_over_the_quota_are_passed_over_and_the_client_is_told_once_to_wait() -> None:
+    driver = metered(control_at_once_max=5, control_per_s_max=1)
+    for nonce in range(1, 21):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    assert driver.answered() == [1, 2, 3, 4, 5]
+    assert len(driver.core.register.channels) == 5
+    assert driver.core.scanner.take_passed_over() == (0, 15)
+    driver.core.tell_time(1, driver.now)
+    driver.core.tell_time(2, driver.now)
+    driver.play()
+    ((client, number, refused),) = driver.take_with_heads(inbox_channel(CLIENT), control.Refused)
+    assert (client, number) == (CLIENT, 20)
+    assert isinstance(refused, control.Refused)
+    assert (refused.code, refused.retry_ms) == (control.REFUSED_BUSY, 1000)
+
+
+def test_other_clients_are_served_meanwhile() -> None:
+    driver = metered(control_at_once_max=5, control_per_s_max=1)
+    for nonce in range(1, 21):
+        driver.tell(hello(nonce), number=nonce)
+    driver.tell(hello(99), client=OTHER, number=99)
+    assert driver.answered(OTHER) == [99]
+    driver.advance(3.0)
+    driver.answered()
+    driver.tell(hello(30), number=30)
+    assert driver.answered() == [30]
+
+
+def test_a_hello_that_lists_many_streams_costs_more() -> None:
+    driver = metered(control_at_once_max=20, control_per_s_max=1)
+    for number in range(1, 32 * 30):
+        publish(driver, 1, stream=stream_id(number, 1))
+    driver.tell(hello(1), number=1)
+    assert set(driver.answered()) == {1}
+    driver.tell(hello(2), number=2)
+    assert driver.answered() == []
+
+
+def test_a_subscription_that_does_not_fit_the_register_is_refused() -> None:
+    driver = metered(registered_max=2)
+    for nonce in range(1, 6):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    assert driver.answered() == [1, 2]
+    driver.core.tell_time(1, driver.now)
+    driver.play()
+    assert driver.take(inbox_channel(CLIENT), control.Refused)
+    driver.tell(publisher_hello(3), client=OTHER)
+    assert driver.answered(OTHER) == [9]
+
+
+def test_a_resync_is_not_complete_if_the_register_has_no_room() -> None:
+    driver = metered(registered_max=2)
+    driver.core.lost(driver.now)
+    driver.open(clients=1)
+    driver.tell(control.Present(driver.core.incarnation, driver.core._resync.number, 0, 1, [b"a", b"b", b"c"], [], []))
+    driver.advance(DEFAULT_LIMITS.resync_s)
+    assert driver.state() is AgentState.SERVING
+    assert not driver.core.complete
+
+
+def test_deferred_hellos_are_answered_in_turns() -> None:
+    driver = AgentDriver()
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=0)
+    count = 2 * TURN_WORK_MAX + 5
+    for nonce in range(1, count + 1):
+        driver.tell(hello(nonce, b"c%d" % nonce), number=nonce)
+    driver.core.ring(RING)
+    assert len(driver.core.register.channels) == TURN_WORK_MAX
+    driver.advance(0.1)
+    assert driver.answered() == list(range(1, count + 1))

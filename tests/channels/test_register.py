@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.channels.agent.register import Register
+from shoal.limits import DEFAULT_LIMITS
 
 
 def test_a_client_is_found_by_channel_and_by_pattern() -> None:
@@ -166,3 +168,17 @@ def test_a_bye_without_a_number_is_believed() -> None:
     register.add(1, b"a", True, number=7)
     assert register.remove(1, b"a", True)
     assert b"a" not in register.patterns
+
+
+def test_there_is_room_for_a_number_of_subscriptions_in_all_and_of_each_client() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, registered_max=4, registered_per_client_max=3)
+    register = Register(limits)
+    assert [register.add(1, name, False) for name in (b"a", b"b", b"b", b"c", b"d")] == [True, True, True, True, False]
+    assert [register.add(2, name, True) for name in (b"a", b"b")] == [True, False]
+    register.remove(1, b"a", False)
+    register.remove(1, b"a", False)
+    assert [register.add(2, name, False) for name in (b"x", b"y")] == [True, False]
+    register.remove_client(1)
+    assert [register.add(2, name, False) for name in (b"y", b"z")] == [True, False]
+    register.clear()
+    assert register.add(3, b"a", False)

@@ -495,6 +495,78 @@ def test_an_answer_in_parts_is_one_answer() -> None:
     assert lasts == {(channel, stream): last for channel, stream, last, _ in [*streams, (b"gone", STREAM, 7, 0)]}
 
 
+# Busy agents
+
+
+def busy(driver: RouterDriver, retry_ms: int) -> None:
+    """The agent drops this client's last message and asks it to wait."""
+    driver.tell("s1", control.Refused(control.REFUSED_BUSY, 2, 2, retry_ms, "too many"), driver.router._context.number)
+
+
+def test_a_client_waits_as_long_as_a_busy_agent_asks() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"first")
+    driver.servers["s1"].silent = True
+    subs = [driver.subscribe(b"tile.%d" % number) for number in range(20)]
+    busy(driver, 5000)
+    driver.heard("s1", control.Hello)
+    driver.servers["s1"].silent = False
+    driver.advance(4.9)
+    later = driver.subscribe(b"later")
+    assert driver.heard("s1", control.Hello) == []
+    driver.advance(0.5)
+    assert len(driver.heard("s1", control.Hello)) == 21
+    assert all(driver.in_force(sub) for sub in (*subs, later))
+    counters = driver.counters
+    assert (counters.busy, counters.questions_queued) == (1, 21)
+
+
+def test_questions_that_waited_go_out_at_half_the_rate_that_agents_allow() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, control_per_s_max=20)
+    driver = RouterDriver(limits=limits)
+    driver.servers["s1"].silent = True
+    for number in range(20):
+        driver.subscribe(b"tile.%d" % number)
+    busy(driver, 1000)
+    driver.heard("s1", control.Hello)
+    driver.advance(1.95)
+    assert 8 <= len(driver.heard("s1", control.Hello)) <= 10
+
+
+def test_publishers_wait_for_a_busy_agent_too() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"first")
+    driver.servers["s1"].silent = True
+    driver.publish(b"tile", b"north")
+    busy(driver, 3000)
+    driver.heard("s1", control.Hello)
+    driver.servers["s1"].silent = False
+    driver.advance(2.9)
+    assert driver.heard("s1", control.Hello) == []
+    driver.advance(0.5)
+    assert sequences(driver.servers["s1"].published) == [1]
+
+
+def test_a_client_does_not_wait_for_longer_than_ten_seconds_for_one_refusal() -> None:
+    driver = RouterDriver()
+    driver.servers["s1"].silent = True
+    sub = driver.subscribe(b"tile")
+    busy(driver, 4_000_000_000)
+    driver.servers["s1"].silent = False
+    driver.advance(11.0)
+    assert driver.in_force(sub)
+
+
+def test_a_refusal_of_another_connection_does_not_make_a_client_wait() -> None:
+    driver = RouterDriver()
+    driver.subscribe(b"tile")
+    driver.lose("s1")
+    before = driver.router._context.number
+    driver.advance(1.0)
+    driver.tell("s1", control.Refused(control.REFUSED_BUSY, 2, 2, 5000, ""), before)
+    assert driver.counters.busy == 0
+
+
 # Other versions
 
 

@@ -3,6 +3,7 @@ beacons, and kept for those who missed something."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels.client.context import Confirmed, PublishRefused
+from shoal.channels.client.heal_meter import ASKERS_MAX
 from shoal.channels.client.outgoing_stream import MARKS_MAX, Outgoing
 from shoal.channels.client.publisher import BEGUN_MAX
 from shoal.channels.states import LaneState
@@ -495,6 +497,60 @@ def test_any_range_can_be_asked_for(first: int, last: int) -> None:
     resends = driver.told("s1", OTHER, control.Resend)
     expected = [number for number in (1, 2, 3) if first <= number <= last]
     assert sequences([(resend.channel, resend.blob) for resend in resends]) == expected
+
+
+# Requests of many or greedy subscribers
+
+
+def flooded(driver: RouterDriver, out: Outgoing, askers: Iterable[int], count: int) -> int:
+    """The bytes that are resent when each asker asks for everything so many times."""
+    size = 0
+    for asker in askers:
+        for first in range(1, count + 1):
+            driver.tell("s1", control.Heal(TILE, out.stream, first, 1 << 60), client=asker)
+        size += sum(len(resend.blob) for resend in driver.told("s1", asker, control.Resend))
+    return size
+
+
+LARGE = 1 << 20
+
+
+def large_stream(driver: RouterDriver, count: int = 12) -> Outgoing:
+    for _ in range(count):
+        out = driver.publish(TILE, b"x" * LARGE)
+    return out
+
+
+def test_a_page_is_not_sent_again_at_once_to_the_same_asker() -> None:
+    driver = RouterDriver()
+    out = driver.publish(TILE, b"1", b"2", b"3")
+    for _ in range(5):
+        driver.tell("s1", control.Heal(TILE, out.stream, 1, 3), client=7)
+    assert len(driver.told("s1", 7, control.Resend)) == 3
+    driver.tell("s1", control.Heal(TILE, out.stream, 1, 3), client=8)
+    assert len(driver.told("s1", 8, control.Resend)) == 3
+    driver.advance(DEFAULT_LIMITS.heal_retry_s)
+    driver.tell("s1", control.Heal(TILE, out.stream, 1, 3), client=7)
+    assert len(driver.told("s1", 7, control.Resend)) == 3
+    assert driver.counters.heals_over_quota == 4
+
+
+def test_one_asker_gets_so_many_bytes_a_second() -> None:
+    driver = RouterDriver()
+    out = large_stream(driver)
+    most = DEFAULT_LIMITS.heal_bytes_per_s_max
+    assert most <= flooded(driver, out, [7], 40) <= most + 2 * LARGE
+    assert flooded(driver, out, [7], 40) == 0
+    driver.advance(2.0)
+    assert most <= flooded(driver, out, [7], 40) <= most + 2 * LARGE
+
+
+def test_a_flood_in_the_names_of_many_gets_no_more_than_all_may_have() -> None:
+    driver = RouterDriver()
+    out = large_stream(driver)
+    most = DEFAULT_LIMITS.heal_total_bytes_per_s_max
+    assert most <= flooded(driver, out, range(1, 2000), 1) <= most + 2 * LARGE
+    assert len(driver.router._publisher._meter._recent) <= ASKERS_MAX
 
 
 # Several servers

@@ -260,10 +260,35 @@ def test_the_answer_to_another_subscription_of_the_client_leads_to_no_question()
     resend(driver, 2, 3, 4, 5)
     driver.tell("s1", control.Healed(TILE, STREAM, 1, 11, 11, 2))
     driver.advance(0.001)
-    assert asked(driver) == [(6, 9)], "the early one goes on, the late one still waits for its answer"
+    assert asked(driver) == [], "the early one goes on, and the late one has just asked for the same"
     resend(driver, 6, 7, 8, 9)
     assert driver.payloads(early) == [b"%d" % number for number in range(2, 10)]
     assert driver.payloads(late) == [b"%d" % number for number in range(6, 10)]
+
+
+def test_subscriptions_of_a_client_ask_once_for_the_same_hole() -> None:
+    driver, first = subscribed(heal_page_messages=4)
+    others = [driver.subscribe(TILE) for _ in range(3)]
+    arrive(driver, 2, 9)
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(3, 6)]
+    resend(driver, 3, 4, 5, 6)
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 9, 9, 3))
+    driver.advance(0.001)
+    assert asked(driver) == [(7, 8)]
+    resend(driver, 7, 8)
+    assert [driver.payloads(sub)[-7:] for sub in (first, *others)] == 4 * [[b"%d" % number for number in range(3, 10)]]
+    assert driver.counters.heals_shared == 6
+
+
+def test_a_shared_question_is_repeated_without_an_answer() -> None:
+    driver, _ = subscribed()
+    driver.subscribe(TILE)
+    arrive(driver, 2, 4)
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(3, 3)]
+    driver.advance(DEFAULT_LIMITS.heal_retry_s * 1.1)
+    assert asked(driver) == [(3, 3)]
 
 
 def test_a_late_answer_still_says_how_far_the_stream_has_come() -> None:
@@ -723,10 +748,13 @@ def test_an_agent_without_room_cannot_name_everybody() -> None:
     assert [(gap.publisher, gap.first, gap.last) for gap in driver.gaps(sub)] == [(OTHER, 2, None)]
 
 
-def test_an_agent_without_room_takes_nothing_from_a_new_subscription() -> None:
+def test_a_new_subscription_is_told_that_an_agent_has_no_room_and_misses_nothing_that_arrives() -> None:
     driver = RouterDriver()
     driver.servers["s1"].complete = False
     sub = driver.subscribe(TILE)
+    assert driver.in_force(sub)
+    (gap,) = driver.gaps(sub)
+    assert (gap.channel, gap.publisher, gap.last) == ("tile", None, None)
     driver.message("s1", TILE, STREAM, 7, b"7")
     driver.advance(TIMEOUT_S * 2)
     assert driver.payloads(sub) == [b"7"]

@@ -27,10 +27,12 @@ from tests.channels.observed import (
     push,
 )
 
+from shoal.channels.telemetry import scanner as scanner_module
 from shoal.channels.telemetry.scanner import Frame, Scanner
 from shoal.channels.telemetry.tables import FIRST_RECORDS, TableLimits
 from shoal.errors import ProtocolError
 from shoal.wire import raw_bytes as rawbytes
+from shoal.wire.control import TO_AGENT_BYTES_MAX
 from shoal.wire.raw_bytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
 
 NOTHING = object()
@@ -313,6 +315,36 @@ def test_channels_above_the_limit_are_counted_apart_and_listings_say_so() -> Non
     assert scanner.streams(b"c")[:2] == ([], True)
 
 
+def test_names_have_a_limit_together() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, TableLimits(names_bytes_max=10))
+    scan_all(scanner, [observed(name, envelope(1, 1)) for name in (b"aaaa", b"bbbb", b"cccc", b"dd")])
+    assert scanner.channels() == [b"aaaa", b"bbbb", b"dd"]
+    assert scanner.refuses_channels
+
+
+def test_only_the_busiest_channels_are_listed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scanner_module, "ACTIVE_CHANNELS_MAX", 2)
+    scanner = Scanner(FRAME_BYTES_MAX)
+    frames = [observed(name, envelope(5 << 16, 1, b"x" * size)) for name, size in ((b"a", 90), (b"b", 1), (b"c", 50))]
+    scan_all(scanner, frames)
+    assert sorted(scanner.active_channels()) == [b"a", b"c"]
+    counts = scanner.close_unit()
+    assert counts.names.tobytes() == b"ac"
+    assert counts.publisher_rows.tolist() == [0, 1]
+    assert (counts.uncounted, counts.uncounted_bytes) == (1, len(frames[1]))
+    assert scanner.close_unit().uncounted == 0
+    scan_all(scanner, frames[1:2])
+    counts = scanner.close_unit()
+    assert (counts.names.tobytes(), counts.counters["publications"].tolist()) == (b"b", [1])
+
+
+def test_the_last_number_of_one_stream() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(b"t", envelope(1 << 16, 7)), observed(b"t", beacon(2 << 16, 9))])
+    assert (scanner.last_of(b"t", 1 << 16), scanner.last_of(b"t", 2 << 16)) == (7, 9)
+    assert (scanner.last_of(b"t", 3 << 16), scanner.last_of(b"u", 1 << 16)) == (None, None)
+
+
 def test_a_name_that_no_client_may_use_leaves_listings_complete() -> None:
     scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channel_name_bytes_max=8))
     scan_all(scanner, [observed(b"longer than 8", envelope(1, 1))])
@@ -390,8 +422,6 @@ def test_forgetting_agrees_with_a_plain_model(messages: list[tuple[bytes, int, i
 @pytest.mark.parametrize(
     "frame",
     [
-        observed(b"t", b"x" * 2000),
-        observed(b"t" * 2000, b"x"),
         bulk(b"x" * 2000),
         b"*400\r\n:1",
         b"%200\r\n:1",
@@ -404,6 +434,63 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_complete(frame: bytes) 
     assert scan_all(scanner, [observed(b"t", b"x" * 900)]) == []
     with pytest.raises(ProtocolError):
         scan_all(scanner, cut(frame[:-1], list(range(0, 100_000, 100))))
+
+
+LARGE = [
+    observed(b"t", envelope(7 << 16, 3, b"x" * 2000)),
+    observed(b"t" * 2000, envelope(7 << 16, 3, b"x" * 2000)),
+    observed(b"__shoal:in:00000000002a", b"x" * 2000),
+    observed(b"__shoal:agent", b"x" * 2000),
+    observed(b"t", b"x" * 2000),
+]
+
+
+@pytest.mark.parametrize("step", [1, 7, 100, 5000])
+@pytest.mark.parametrize("frame", LARGE, ids=["numbered", "name", "inbox", "agent", "foreign"])
+def test_a_message_above_the_limit_is_counted_and_skipped(frame: bytes, step: int) -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, observed_bytes_max=1024)
+    data = observed(b"t", envelope(1 << 16, 1)) + frame + observed(b"t", envelope(1 << 16, 2)) + b"+OK\r\n"
+    assert [found.value for found in scan_all(scanner, cut(data, list(range(0, len(data), step))))] == [b"OK"]
+    numbered = frame == LARGE[0]
+    listing = scanner.streams(b"t")
+    assert dict(listing.streams) == {1 << 16: 2} | ({7 << 16: 3} if numbered else {})
+    assert listing.complete
+    assert scanner.take_passed_over() == (1, 0)
+    assert scanner.take_passed_over() == (0, 0)
+
+
+def test_a_large_message_takes_no_memory() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, observed_bytes_max=1 << 18)
+    start = observed(b"t", envelope(1 << 16, 1, b""))[: -len(envelope(1 << 16, 1)) - 2]
+    scanner.feed(start.replace(b"$40\r\n", b"$400000000\r\n") + envelope(1 << 16, 1), 0)
+    for _ in range(1000):
+        assert scanner.scan() is None
+        scanner.feed(b"x" * 65_536, 0)
+    assert scanner._buffer.nbytes <= 1 << 19
+    assert scanner.streams(b"t").streams == [(1 << 16, 1)]
+
+
+def test_a_large_message_on_a_watched_channel_makes_its_listing_incomplete() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX, observed_bytes_max=1024)
+    scanner.watch(b"t", True)
+    scanner.watch(b"u", True)
+    assert scan_all(scanner, [observed(b"t", envelope(1 << 16, 1, b"x" * 2000))], second=5) == []
+    assert scanner.streams(b"t")[:2] == ([(1 << 16, 1)], False)
+    assert scanner.streams(b"u").complete
+    scanner.forget_idle(6)
+    assert scanner.streams(b"t").complete
+
+
+def test_control_messages_beyond_the_allowance_are_passed_over() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scanner.control_left = 2
+    found = scan_all(scanner, [observed(b"__shoal:agent", b"%d" % number) for number in range(5)])
+    assert [frame.value[3] for frame in found] == [b"0", b"1"]
+    assert (scanner.control_left, scanner.take_passed_over()) == (0, (0, 3))
+    scanner.control_left = 1
+    too_large = observed(b"__shoal:agent", b"x" * (TO_AGENT_BYTES_MAX + 1))
+    assert scan_all(scanner, [too_large, observed(b"__shoal:agent", b"x" * TO_AGENT_BYTES_MAX)])[0].push
+    assert scanner.close_unit().internal == 4
 
 
 def test_a_large_frame_in_small_pieces() -> None:

@@ -9,6 +9,7 @@ from tests.channels.observed import FRAME_BYTES_MAX, envelope, observed
 from shoal.channels.agent import stream_memory
 from shoal.channels.agent.stream_memory import StreamMemory
 from shoal.channels.telemetry.scanner import Scanner
+from shoal.channels.telemetry.tables import TableLimits
 
 IDLE_S = 100.0
 
@@ -102,4 +103,19 @@ def test_a_pattern_that_takes_too_many_steps_is_incomplete(scene: Scene, monkeyp
     slow = b"*" + b"a" * 400 + b"b"
     assert scene.memory.current(slow, True).complete
     monkeypatch.setattr(stream_memory, "MATCH_STEPS_MAX", 1000)
-    assert not scene.memory.current(slow, True).complete
+    known = scene.memory.current(slow, True)
+    assert not known.complete
+    assert known.steps > 1000
+
+
+def test_a_full_table_of_channels_hides_nothing_that_is_owed_to_a_new_subscription() -> None:
+    scene = Scene()
+    scene.scanner = Scanner(FRAME_BYTES_MAX, TableLimits(channels_max=1, streams_per_channel_max=1))
+    scene.memory = StreamMemory(scene.scanner, IDLE_S)
+    scene.publish(b"a", 1)
+    scene.publish(b"b", 1)
+    for name, pattern in ((b"c", False), (b"*", True)):
+        assert not scene.memory.current(name, pattern).complete
+        assert scene.memory.current(name, pattern, fresh=True).complete
+    scene.publish(b"a", 2)
+    assert not scene.memory.current(b"a", False, fresh=True).complete  # streams are missing

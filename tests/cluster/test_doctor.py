@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.redis_server import RedisServer
 
 from shoal.cli import main
 from shoal.cluster import doctor
 from shoal.cluster.authority import Authority
 from shoal.cluster.doctor import Finding, examine
+from shoal.cluster.server_settings import judge_settings
 from shoal.cluster.servers import ServerProgram
 from shoal.cluster.state import StateDir
+from shoal.coordination.link import Address
 
 
 def by_check(directory: Path) -> dict[str, Finding]:
@@ -110,3 +113,47 @@ def test_configured_certificates_are_checked(
 def test_a_missing_certificate_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_TLS_CA", str(tmp_path / "missing.pem"))
     assert by_check(tmp_path / "none")["tls"].level == "fail"
+
+
+# Settings of servers
+
+
+@pytest.mark.parametrize(
+    ("bulk", "pubsub", "fits", "named"),
+    [
+        ("33554432", "268435456 134217728 60", True, "fit"),
+        ("1000000", "0 0 0", True, "fit"),
+        ("536870912", "268435456 134217728 60", False, "proto-max-bulk-len 536870912"),
+        ("33554432", "33554432 8388608 60", False, "pubsub 33554432 8388608"),
+        ("33554432", "268435456 8388608 60", False, "pubsub 268435456 8388608"),
+    ],
+)
+def test_the_settings_of_a_server_are_judged(bulk: str, pubsub: str, fits: bool, named: str) -> None:
+    output = f"normal 0 0 0 slave 268435456 67108864 60 pubsub {pubsub}"
+    found = judge_settings(bulk, output)
+    assert found.fits is fits
+    assert named in found.text
+    assert fits or "client-output-buffer-limit pubsub 268435456 134217728 60" in found.do
+
+
+def test_a_server_of_the_user_is_checked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with RedisServer() as server:
+        command = [
+            "--state-dir",
+            str(tmp_path / "none"),
+            "doctor",
+            "--server",
+            f"{server.host}:{server.port}",
+            "--json",
+        ]
+        main(command)
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    (settings,) = (finding for finding in findings if finding["check"] == "settings")
+    assert settings["level"] == "warn"
+    assert "proto-max-bulk-len" in settings["text"]
+    assert "client-output-buffer-limit" in settings["do"]
+
+
+def test_a_server_that_does_not_answer_is_a_finding(tmp_path: Path) -> None:
+    findings = examine(StateDir(tmp_path), [Address("127.0.0.1", 1, None, None)])
+    assert [finding.level for finding in findings if finding.check == "settings"] == ["warn"]

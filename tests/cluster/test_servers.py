@@ -101,6 +101,8 @@ def test_a_setup_is_private_local_and_remembers_only_what_it_must(tmp_path: Path
     assert f"appendonly {'yes' if durable else 'no'}" in lines
     assert ("appendfsync always" in lines) is durable
     assert "enable-debug-command no" in lines
+    assert "proto-max-bulk-len 33554432" in lines
+    assert "client-output-buffer-limit pubsub 268435456 134217728 60" in lines
     for path in directory.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700

@@ -531,11 +531,15 @@ class AgentDriver:
             self.announced.append((channel, data))
 
     def receive(self, *frames: Any) -> None:
-        self.core.received(b"".join(map(encode_frame, frames)), self.now)
+        done = self.core.received(b"".join(map(encode_frame, frames)), self.now)
+        while not done:
+            done = self.core.work(self.now)
 
     def hear(self, channel: bytes, data: bytes) -> None:
-        """Somebody publishes on the server."""
+        """Somebody publishes on the server. Heartbeats come on the agent's light connection too."""
         self.receive(PushNotification([b"pmessage", b"*", channel, data]))
+        if channel == HEARTBEAT_CHANNEL and (head := control.read_head(data)) is not None:
+            self.core.heard_own(head, data)
         self.play()
 
     def tell(self, *messages: control.Control, client: int = CLIENT, number: int | None = None) -> None:

@@ -37,6 +37,10 @@ class AgentCounters(msgspec.Struct):
     enrolments_refused: int = 0
     introductions: int = 0
     forged: int = 0
+    oversized: int = 0
+    control_unread: int = 0
+    over_quota: int = 0
+    answers_incomplete: int = 0
     forwarded: int = 0
     forwarded_dropped: int = 0
     refuted: int = 0

@@ -76,12 +76,19 @@ def register(subparsers: Subparsers) -> None:
         example="shoal down",
     )
     add_command(subparsers, "status", run_status, "show processes, addresses and load", example="shoal status --json")
-    add_command(
+    parser = add_command(
         subparsers,
         "doctor",
         run_doctor,
         "check this machine for problems, with fixes",
-        example="shoal doctor",
+        example="shoal doctor\nshoal doctor --server redis://admin:PASSWORD@10.0.0.11:6379",
+    )
+    parser.add_argument(
+        "--server",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="also check the settings of this data server; may be repeated",
     )
 
 
@@ -182,8 +189,9 @@ def run_doctor(args: argparse.Namespace) -> int:
     import sys
 
     from shoal.cluster.doctor import examine
+    from shoal.coordination.link import parse_address
 
-    findings = examine(_directory(args))
+    findings = examine(_directory(args), [parse_address(url, None, None) for url in args.server])
     colour = colour_wanted(sys.stdout)
     lines = []
     for finding in findings:

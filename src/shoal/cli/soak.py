@@ -1,6 +1,7 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
-Owns the command's flags and output. The runs are in `shoal.lab.soak.run` and `shoal.lab.soak.balancer_round`.
+Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round` and
+`shoal.lab.soak.hostile_round`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.lab.soak.balancer_round import BalancedOptions
+    from shoal.lab.soak.hostile_round import HostileOptions
     from shoal.lab.soak.outcome import BaseOutcome, SoakOptions
     from shoal.lab.soak.rounds import RoundProgress, Tell
 
@@ -25,9 +27,11 @@ SUBSCRIBERS = 200
 SUBSCRIBERS_MIN = 4
 SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
-SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0}
 FREEZE_SECONDS_MIN = 15.0
 """A server that is frozen needs some seconds to leave the ring and to come back."""
+SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0, "hostile": 60.0}
+HOSTILE_SERVERS = 2
+HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
 SURGE_SECONDS_MAX = 120.0
 """Rounds with a balancer are not divided, so their logs grow with their length."""
@@ -52,7 +56,10 @@ def register(subparsers: Subparsers) -> None:
         "hot-channel: one channel outgrows its server; the balancer must replicate it within 5 s. Then measures\n"
         "what one channel carries on all servers, relative to one server.\n"
         "scale-out: the load of all channels exceeds the servers' capacity; with up to --to servers it must be\n"
-        "balanced within 30 s, and no channel may move twice.",
+        "balanced within 30 s, and no channel may move twice.\n"
+        "hostile: clients with a valid password forge, flood and stall beside the load. Nothing may be lost, no\n"
+        "server may leave the ring, no gap may be false, and agents must stay small. Each attack follows harmless\n"
+        "traffic of the same rate; latency during attacks may be 1.5 times as high.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -60,12 +67,19 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak moves --servers 4 --subscribers 200 --moves 300 --seconds 60 --json\n"
         "shoal soak moves --burst 1000 --seconds 20\n"
         "shoal soak hot-channel --servers 4 --json\n"
-        "shoal soak scale-out --servers 4 --to 8 --json",
+        "shoal soak scale-out --servers 4 --to 8 --json\n"
+        "shoal soak hostile --seconds 60 --json\n"
+        "shoal soak hostile --attack hellos --attack large --seconds 20",
     )
     parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
-    parser.add_argument("--servers", type=int, default=4, metavar="N", help="number of servers (default 4)")
     parser.add_argument(
-        "--subscribers", type=int, metavar="N", help=f"channels, moves: number of subscribers (default {SUBSCRIBERS})"
+        "--servers", type=int, metavar="N", help=f"number of servers (default 4; hostile {HOSTILE_SERVERS})"
+    )
+    parser.add_argument(
+        "--subscribers",
+        type=int,
+        metavar="N",
+        help=f"channels, moves, hostile: number of subscribers (default {SUBSCRIBERS}; hostile {HOSTILE_SUBSCRIBERS})",
     )
     parser.add_argument(
         "--seconds",
@@ -80,6 +94,9 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--moves", type=int, metavar="N", help=f"moves: number of moves (default {MOVES})")
     parser.add_argument("--burst", type=int, metavar="N", help="moves: move this many channels at once instead")
+    parser.add_argument(
+        "--attack", action="append", metavar="NAME", help="hostile: run only this attack; may be repeated (default all)"
+    )
     parser.add_argument("--kill-agents", action="store_true", help="keep killing agents")
     parser.add_argument("--kill-server", action="store_true", help="kill servers from time to time")
     parser.add_argument("--kill-coordinator", action="store_true", help="kill the coordinator from time to time")
@@ -115,6 +132,14 @@ def run(args: argparse.Namespace) -> int:
 
 def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
     """Return the run for the arguments; raises ConfigError if they are invalid."""
+    if args.protocol == "hostile":
+        from shoal.lab.soak.hostile_round import run_hostile
+
+        hostile = _hostile_options(args)
+        return lambda tell: asyncio.run(run_hostile(hostile, tell))
+    if args.attack:
+        raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
+    args.servers = 4 if args.servers is None else args.servers
     if args.protocol in ("channels", "moves"):
         from shoal.lab.soak.run import run_soak
 
@@ -128,6 +153,47 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
 
 def _seconds(args: argparse.Namespace) -> float:
     return SECONDS[args.protocol] if args.seconds is None else float(args.seconds)
+
+
+def _hostile_options(args: argparse.Namespace) -> HostileOptions:
+    from shoal.lab.soak.attacks import ATTACKS
+    from shoal.lab.soak.hostile_round import HostileOptions
+
+    for name in ("to", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator"):
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} does not apply to `shoal soak hostile`", do="omit it")
+    servers = HOSTILE_SERVERS if args.servers is None else args.servers
+    if not 1 <= servers <= SERVERS_MAX:
+        raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {SERVERS_MAX}")
+    attacks = tuple(args.attack or ATTACKS)
+    for name in attacks:
+        if name not in ATTACKS:
+            raise ConfigError(f"--attack is {name!r}", do=f"use one of {', '.join(ATTACKS)}")
+    return HostileOptions(
+        servers=servers,
+        subscribers=_subscribers(args, HOSTILE_SUBSCRIBERS),
+        seconds=_checked_seconds(args),
+        attacks=attacks,
+        seed=args.seed,
+        limits=args.settings.limits,
+    )
+
+
+def _subscribers(args: argparse.Namespace, default: int) -> int:
+    subscribers = default if args.subscribers is None else int(args.subscribers)
+    if not SUBSCRIBERS_MIN <= subscribers <= SUBSCRIBERS_MAX:
+        raise ConfigError(
+            f"--subscribers is {subscribers}", do=f"give a number from {SUBSCRIBERS_MIN} to {SUBSCRIBERS_MAX}"
+        )
+    return subscribers
+
+
+def _checked_seconds(args: argparse.Namespace) -> float:
+    seconds = _seconds(args)
+    if not SECONDS_MIN <= seconds < float("inf"):
+        raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {SECONDS_MIN:g}")
+    return seconds
 
 
 def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
@@ -168,14 +234,8 @@ def _options(args: argparse.Namespace) -> SoakOptions:
         raise ConfigError("--to applies only to `shoal soak scale-out`", do="omit it")
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
-    subscribers = SUBSCRIBERS if args.subscribers is None else args.subscribers
-    if not SUBSCRIBERS_MIN <= subscribers <= SUBSCRIBERS_MAX:
-        raise ConfigError(
-            f"--subscribers is {subscribers}", do=f"give a number from {SUBSCRIBERS_MIN} to {SUBSCRIBERS_MAX}"
-        )
-    seconds = _seconds(args)
-    if not SECONDS_MIN <= seconds < float("inf"):
-        raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {SECONDS_MIN:g}")
+    subscribers = _subscribers(args, SUBSCRIBERS)
+    seconds = _checked_seconds(args)
     moves, burst = _moves(args)
     if args.freeze:
         _check_freeze(args, seconds)
@@ -253,6 +313,8 @@ def _text(facts: dict[str, Any]) -> str:
                 rows |= _freeze_rows(facts)
         case "moves":
             rows |= _fate_rows(facts) | _move_rows(facts)
+        case "hostile":
+            rows |= _hostile_rows(facts)
         case _:
             rows |= _balance_rows(facts) | _fate_rows(facts)
     rows["violations"] = f"{facts['violation_count']}"
@@ -271,6 +333,19 @@ def _freeze_rows(facts: dict[str, Any]) -> dict[str, str]:
         stall = facts["coordinator_return_stall_ms"]
         rows["coordinator back"] = f"stall {stall} ms above that, median of {facts['coordinator_returns']} returns"
     return rows
+
+
+def _hostile_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """Rows for a run with hostile clients."""
+    p99 = facts["p99_ms"]
+    return {
+        "silent": f"{facts['silent']}",
+        "evicted": f"{facts['evicted']} servers",
+        "false gaps": f"{facts['gaps_false']}",
+        "agents": f"at most {facts['agent_rss_mb_max']} MB above idle",
+        "p99": f"{p99['hostile']} ms during attacks, {p99['harmless']} ms with harmless traffic: {p99['ratio']} times",
+        "goals missed": "; ".join(facts["goals_missed"]) or "none",
+    }
 
 
 def _fate_rows(facts: dict[str, Any]) -> dict[str, str]:

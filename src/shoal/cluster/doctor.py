@@ -1,6 +1,7 @@
 """Checks this machine for Shoal: one finding per line, with what to do.
 
-Owns the checks of `shoal doctor`. It changes nothing, and starts only programs to print their version.
+Owns the checks of `shoal doctor`. It changes nothing, and starts only programs to print their version. Of servers it
+reads the settings.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Final, Literal
 
 import msgspec
 
-from shoal.cluster.acl import client_publish_guarded
+from shoal.cluster.acl import ADMIN, client_publish_guarded
 from shoal.cluster.process import is_running
+from shoal.cluster.server_settings import check_settings
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
+from shoal.coordination.link import Address
 from shoal.errors import ClusterError, NoJavaError, PortInUseError, TlsError, VersionError
 from shoal.pipeline.spark.java import find_java
 from shoal.wire.tls import from_environment
@@ -45,8 +48,10 @@ class Finding(msgspec.Struct, frozen=True):
     do: str = ""
 
 
-def examine(directory: StateDir) -> list[Finding]:
-    """Return all findings, in the order in which to fix them."""
+def examine(directory: StateDir, servers: Sequence[Address] = ()) -> list[Finding]:
+    """Return all findings, in the order in which to fix them. The settings of `servers`, and of the data servers of a
+    cluster that runs here, are checked too.
+    """
     return [
         _python(),
         _environment(),
@@ -59,7 +64,25 @@ def examine(directory: StateDir) -> list[Finding]:
         _ports(),
         _state(directory),
         *_certificates(directory),
+        *map(_settings, (*_local_servers(directory), *servers)),
     ]
+
+
+def _local_servers(directory: StateDir) -> list[Address]:
+    """Return the data servers of a cluster that runs here."""
+    try:
+        state = directory.read() if directory.owner() is not None else None
+    except (ClusterError, VersionError):
+        return []
+    if state is None:
+        return []
+    login = ADMIN, state.passwords[ADMIN], state.tls_for(ADMIN)
+    return [Address(server.host, server.port, *login) for server in state.servers]
+
+
+def _settings(address: Address) -> Finding:
+    found = check_settings(address)
+    return Finding("settings", "ok" if found.fits else "warn", found.text, found.do)
 
 
 def _python() -> Finding:

@@ -24,6 +24,7 @@ import msgspec
 
 from shoal.cluster.acl import CHANNEL_RIGHTS_SINCE
 from shoal.errors import ClusterError, PortInUseError, ServerTooOldError
+from shoal.limits import MIB
 from shoal.wire.tls import TlsSettings
 
 HOST: Final = "127.0.0.1"
@@ -43,6 +44,14 @@ _FIXED_UPSTREAM: Final = {
 """The newest known security release of each maintained release line."""
 _DEBIAN_REVISION: Final = re.compile(r"7\.0\.15-1~deb12u(\d+)$")
 _DEBIAN_REVISION_SAFE: Final = 10
+
+BULK_BYTES_MAX: Final = 32 * MIB
+"""Largest string in a command (`proto-max-bulk-len`), four times the largest payload by default. Redis closes the
+connection of a client that sends a larger one, before it has read it."""
+OUTPUT_BUFFER_LIMIT: Final = (256 * MIB, 128 * MIB, 60)
+"""`client-output-buffer-limit pubsub`: bytes that may wait for a subscriber, and bytes that may wait for how many
+seconds. Redis closes the connection of a subscriber that is further behind. The agent subscribes to everything, and a
+subscriber must take several of the largest messages at once; by default Redis allows 32 and 8 MiB."""
 
 _PORTS_BELOW_EPHEMERAL: Final = 12000
 _EPHEMERAL_DEFAULT: Final = 32768
@@ -226,6 +235,8 @@ def _configuration(setup: ServerSetup, acl: Path, program: ServerProgram) -> Ite
     yield f"dir {_quoted(setup.directory)}"
     yield f"aclfile {_quoted(acl)}"
     yield 'save ""'
+    yield f"proto-max-bulk-len {BULK_BYTES_MAX}"
+    yield "client-output-buffer-limit pubsub {} {} {}".format(*OUTPUT_BUFFER_LIMIT)
     if setup.durable:
         yield "appendonly yes"
         yield "appendfsync always"

@@ -323,6 +323,8 @@ REFUSED_SCHEME: Final = "scheme"
 """The cluster authenticates messages, and this one is not authenticated."""
 REFUSED_IDENTITY: Final = "identity"
 """The client's key is of a generation that the agents do not have any more."""
+REFUSED_BUSY: Final = "busy"
+"""The client, or all clients together, ask for more than the agent does; `retry_ms` is the time to wait."""
 
 ToAgent: TypeAlias = Enrol | Greet | Hello | Bye | Present | Subscribed | Left | Introduce
 FromAgent: TypeAlias = Enrolled | Welcome | Answer | Notice | Introduced | Refused
@@ -358,6 +360,9 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _HEAD: Final = struct.Struct("<2sBBBBxxQQ")
 HEAD_BYTES: Final = _HEAD.size
+CLIENT_AT: Final = HEAD_BYTES - 16
+NUMBER_AT: Final = HEAD_BYTES - 8
+"""Where client and number are in the head."""
 _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
 

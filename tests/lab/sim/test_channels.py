@@ -42,6 +42,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "refute": (5,),
     "retract": (5,),
     "away": (3,),
+    "complete": (89,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

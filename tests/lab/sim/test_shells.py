@@ -110,9 +110,9 @@ class Cluster:
         self.world.after(0.01, self._look)
 
     def end_at_server(self, node: Node) -> LinkEnd:
-        """The agent's end of its connection to the server."""
-        (end,) = (end for end in self.network.ends(node.name) if directions(end)[0].dst.node is self.server.node)
-        return end
+        """The agent's end of its main connection to the server, the first; the other is for heartbeats."""
+        first, _ = (end for end in self.network.ends(node.name) if directions(end)[0].dst.node is self.server.node)
+        return first
 
 
 @pytest.fixture

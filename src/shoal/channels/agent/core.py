@@ -23,10 +23,12 @@ from typing import Any, Final
 
 from shoal.channels import states
 from shoal.channels.agent.authentication import Authentication, Verdict
+from shoal.channels.agent.control_queue import ControlQueue
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lane_tags import LaneTags
 from shoal.channels.agent.lease import AgentLease
+from shoal.channels.agent.meter import GREET_UNITS, ITEMS_PER_UNIT, STEPS_PER_UNIT, STREAMS_PER_UNIT, ControlMeter
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory
@@ -37,6 +39,7 @@ from shoal.channels.telemetry.lane_check import COPY, FALSE, FRESH, UNTOLD
 from shoal.channels.telemetry.scanner import Refuted, Scanner
 from shoal.channels.telemetry.tables import REFUTED_MAX, SECRETS_MAX
 from shoal.channels.timers import Timers, patience
+from shoal.channels.token_bucket import TokenBucket
 from shoal.errors import PlanError, ProtocolError
 from shoal.limits import Limits
 from shoal.plan.book import PlanBook
@@ -78,30 +81,30 @@ REFUTE_PAUSE_S: Final = 0.1
 REFUTE_REPEAT_S: Final = 3.0
 """How long a false message is named in heartbeats: subscribers that lose their connection may miss some."""
 
+TURN_WORK_MAX: Final = 200
+"""Control messages that are handled in one turn of the event loop, about ten milliseconds; expensive ones count as
+several. Heartbeats, lease and coordinator get their turn in between."""
+
+TURN_WORK_BEHIND: Final = 20
+"""The same while the agent is behind its server: then reading comes first."""
+
+DEFERRED_PAUSE_S: Final = 0.001
+"""Pause between two turns in which deferred Hellos are answered."""
+
 REFUSALS_PER_S_MAX: Final = 20
 """Messages of other versions, schemes or generations that are answered in a second."""
 
 HEARTBEATS_REMEMBERED: Final = 16
 """Own heartbeats that the agent recognises when they come back."""
 
+NEW_CLIENTS: Final = -1
+"""The place of all Enrols in the queue."""
+
+ENROL_UNITS: Final = 4
+"""What an Enrol adds to the work of a turn."""
+
 REQUESTS_MAX: Final = 4096
 """Requests to publishers whose answers are taken. Beyond it the oldest are forgotten, and asked again."""
-
-
-class Allowance:
-    """How often a second the agent may do something."""
-
-    def __init__(self, per_s: int) -> None:
-        self._per_s = per_s
-        self._taken = 0
-        self._since = float("-inf")
-
-    def take(self, now: float) -> bool:
-        """Whether it may be done once more in this second; if so, that counts."""
-        if now >= self._since + 1.0:
-            self._since, self._taken = now, 0
-        self._taken += 1
-        return self._taken <= self._per_s
 
 
 class AgentCore:
@@ -125,7 +128,7 @@ class AgentCore:
         self.book = book
         self.limits = limits
         self.authentication = Authentication(server, self.client, rules)
-        self.register = Register()
+        self.register = Register(limits)
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
         self.outbox: list[Command] = []
@@ -139,6 +142,7 @@ class AgentCore:
         self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
         self._untold = UntoldMessages()
+        self._queue = ControlQueue()
         self._heard = 0
         self._refuted: dict[tuple[bytes, int, int, int], float] = {}
         self._heartbeat_at = -math.inf
@@ -149,11 +153,14 @@ class AgentCore:
         """The publishers that were asked, by the nonce of the request."""
         self._heartbeats_sent: dict[int, bytes] = {}
         self._enrolled = 0
-        self._enrolments = Allowance(limits.enrolments_per_s_max)
-        self._refusals = Allowance(REFUSALS_PER_S_MAX)
+        self._enrolments = TokenBucket(limits.enrolments_per_s_max, limits.enrolments_per_s_max, 0.0)
+        self._refusals = TokenBucket(REFUSALS_PER_S_MAX, REFUSALS_PER_S_MAX, 0.0)
         self._other_formats: Counter[str] = Counter()
         self._since = 0
         self._now = 0.0
+        self._worked = 0
+        self._turn_work_max = TURN_WORK_MAX
+        self._meter = ControlMeter(limits, scanner)
         self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
@@ -182,12 +189,17 @@ class AgentCore:
         """A second by the wall clock begins."""
         self.second = second
         self._memory.tell_time(second, now)
+        for client, number, retry_ms in self._meter.take_refusals():
+            text = "this client sends more control messages than control_at_once_max and control_per_s_max allow"
+            refused = control.Refused(control.REFUSED_BUSY, control.VERSION, control.VERSION, retry_ms, text)
+            self.tell_client(client, refused, number)
 
     def opened(self, run_id: str, now: float) -> None:
         """There is a new connection to the server. The agent has not heard what happened since the last one."""
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
+        self._queue.clear()
         self.scanner.reset()
         self._begin_incarnation(run_id)
         self._step("server reached")
@@ -213,18 +225,33 @@ class AgentCore:
         """The connection to the server is lost."""
         if self.state is not states.AgentState.AWAY:
             self._step("server lost")
-            self._deferred.take()
+            self._deferred.clear()
             self.recorder.lost()
-            for name in ("heartbeat", "resync over", "resync again"):
+            for name in ("heartbeat", "resync over", "resync again", "deferred"):
                 self.timers.cancel(name)
 
     def _step(self, event: str) -> None:
         self.state = states.step(states.AGENT, self.state, event)
 
-    def received(self, data: bytes, now: float) -> None:
-        """Bytes of the observing connection. ProtocolError if they are not RESP: the connection must be dropped."""
-        self._now = now
+    def received(self, data: bytes, now: float, behind: bool = False) -> bool:
+        """Bytes of the observing connection; see `work`."""
         self.scanner.feed(data, self.second)
+        return self.work(now, behind)
+
+    def work(self, now: float, behind: bool = False) -> bool:
+        """Scans received bytes, and handles as many control messages as fit one turn: timers and other connections must
+        not wait behind what clients send. The others are queued, so that the agent does not fall behind its server and
+        hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether all are
+        handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
+
+        A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
+        """
+        self._now = now
+        self._meter.begin_turn(now)
+        self._worked = 0
+        self._turn_work_max = TURN_WORK_BEHIND if behind else TURN_WORK_MAX
+        while self._queue and self._worked < self._turn_work_max // 2:  # the other half is for messages that come now
+            self._obey_next(now)
         while (frame := self.scanner.scan()) is not None:
             if frame.push:
                 self._pushed(frame.value, frame.standing, now)
@@ -234,6 +261,10 @@ class AgentCore:
                     handler(frame.value, now)
         if self.scanner.refutes and self.state is not states.AgentState.AWAY:
             self._hurry_heartbeat(now)
+        while self._queue and self._worked < self._turn_work_max:
+            self._obey_next(now)
+        self._meter.end_turn()
+        return not self._queue
 
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Queues a command; `handler` gets its reply."""
@@ -274,8 +305,6 @@ class AgentCore:
                 self._told_by_publisher(push[2], now)
         elif push[2] == AGENT_CHANNEL:
             self._told_by_client(push[3], now)
-        elif push[2] == HEARTBEAT_CHANNEL:
-            self._heard_back(push[3])
         elif not push[2].startswith(RESERVED_PREFIX):
             self._published(push[2], push[3], standing, now)
 
@@ -299,14 +328,6 @@ class AgentCore:
         if dropped and self.recorder.active:
             self.recorder.evidence(channel, stream, dropped, True, self._now)
 
-    def _heard_back(self, data: bytes) -> None:
-        """A message on the heartbeat channel: an own heartbeat that has come back, or another client's noise."""
-        head = control.read_head(data)
-        if head is not None and self._heartbeats_sent.get(head.number) == data:
-            self._heard = max(self._heard, head.number)
-        elif head is None or not control.is_kind(head, control.Resync):
-            self.counters.garbage += 1
-
     def _told_by_publisher(self, data: bytes, now: float) -> None:
         """An answer to a request of the recorder."""
         head = control.read_head(data)
@@ -323,27 +344,68 @@ class AgentCore:
             return False
         return not self.authentication.active or self._requests.get(head.number) == head.client
 
+    # Clients
+
     def _told_by_client(self, data: bytes, now: float) -> None:
+        """A message on the agents' channel: authenticated first, then metered, then handled or queued. So no client
+        pays for messages that others send in its name."""
         head = control.read_head(data) if len(data) <= control.TO_AGENT_BYTES_MAX else None
         if head is None or head.version != control.VERSION:
             self._unreadable(data, head, now)
-            return
-        if control.is_kind(head, control.Enrol):
-            self._enrol(head, data, now)
-            return
-        verdict = self.authentication.judge(head, data)
-        if verdict is not Verdict.TAKEN:
+        elif control.is_kind(head, control.Enrol):
+            self._told_to_enrol(head, data, now)
+        elif (verdict := self.authentication.judge(head, data)) is not Verdict.TAKEN:
+            self._meter.rejected()
             self._reject(verdict, head, now)
-            return
+        else:
+            self._meter.charge(head.client, 1)
+            self._obey_or_queue(head.client, head, data, now)
+
+    def _told_to_enrol(self, head: control.Head, data: bytes, now: float) -> None:
+        """A new client has no id yet, so all of them have one quota and one place in the queue."""
+        if not self.authentication.active or head.scheme != control.ENROL_SCHEME:
+            self.counters.garbage += 1
+        elif self._enrolments.take(1, now):
+            self._obey_or_queue(NEW_CLIENTS, head, data, now)
+        else:
+            self._meter.rejected()
+            self.counters.enrolments_refused += 1
+
+    def _obey_or_queue(self, client: int, head: control.Head, data: bytes, now: float) -> None:
+        if self._worked < self._turn_work_max and client not in self._queue:
+            self._obey(head, data, now)
+        elif self._queue.has_room(client):
+            self._queue.put(client, data)
+        elif client != NEW_CLIENTS:
+            self._drop(head)
+
+    def _obey_next(self, now: float) -> None:
+        """Handles a message of the queue, if its client has not used up its quota meanwhile."""
+        client, data = self._queue.take()
+        head = control.read_head(data)
+        assert head is not None
+        if client != NEW_CLIENTS and not self._meter.allows(client):
+            self._worked += 1
+            self._drop(head)
+        else:
+            self._obey(head, data, now)
+
+    def _drop(self, head: control.Head) -> None:
+        """There is no room for a message, or its client asks for more than it may: the client will be told to wait."""
+        self.counters.over_quota += 1
+        self._meter.refuse(head.client, head.number)
+
+    def _obey(self, head: control.Head, data: bytes, now: float) -> None:
+        """Handles an authentic message of a client, or an Enrol."""
+        self._worked += 1
         try:
             client, number, message = control.decode(data, head)
         except ProtocolError:
             self.counters.garbage += 1
             return
-        self._take(client, number, message, now)
-
-    def _take(self, client: int, number: int, message: control.Control, now: float) -> None:
-        """A message of a client of the server."""
+        if isinstance(message, control.Enrol):
+            self._enrol(head, data, message, now)
+            return
         if self.book.ring is None and not isinstance(message, control.Greet | control.Hello):
             return  # whether it is authentic is not known yet
         if self._is_of_another_incarnation(message):
@@ -379,6 +441,12 @@ class AgentCore:
             and isinstance(message, control.Bye | control.Present | control.Subscribed | control.Left)
             and message.incarnation != self.incarnation
         )
+
+    def _charge(self, client: int, units: int) -> None:
+        """Charges a client, and this turn, for a message that is more work than a short Hello, or should be rare."""
+        if units:
+            self._worked += units
+            self._meter.charge(client, units)
 
     def _owns(self, client: int, stream: int) -> bool:
         """Whether a client may say something about a stream."""
@@ -418,31 +486,24 @@ class AgentCore:
 
     def _refuse(self, head: control.Head, code: str, text: str, now: float) -> None:
         """Answers a message whose sender cannot be authenticated, so the answer is signed."""
-        if self._refusals.take(now) and self.authentication.ready:
+        if self._refusals.take(1, now) and self.authentication.ready:
             refused = control.Refused(code, control.VERSION, control.VERSION, 0, text)
             data = control.encode(refused, head.client, head.number, self.authentication.to_all())
             self.ask((b"PUBLISH", inbox_channel(head.client), data))
 
     # Clients' keys
 
-    def _enrol(self, head: control.Head, data: bytes, now: float) -> None:
+    def _enrol(self, head: control.Head, data: bytes, enrol: control.Enrol, now: float) -> None:
         """A new client: draws its id and sends it its key. It listens on the inbox that follows from its public key, so
         that its answer reaches no other client."""
-        if not self.authentication.active or head.scheme != control.ENROL_SCHEME:
-            self.counters.garbage += 1
-            return
-        if not self._enrolments.take(now):
-            self.counters.enrolments_refused += 1
-            return
+        self._worked += ENROL_UNITS
         secret = self.secrets.get(head.generation)
         if secret is None:
             self._refuse(head, control.REFUSED_IDENTITY, "the agents' key in this client's ring has expired", now)
             return
         try:
-            enrol = control.decode(data).message
-            assert isinstance(enrol, control.Enrol)
             key = secret.enrolment(enrol.exchange_key, self.server)
-        except (ProtocolError, ValueError):
+        except ValueError:
             self.counters.garbage += 1
             return
         if enrolment_inbox(enrol.exchange_key) != head.client or not control.is_tagged(data, key):
@@ -493,6 +554,15 @@ class AgentCore:
         return found
 
     # The heartbeat
+
+    def heard_own(self, head: control.Head, data: bytes) -> bool:
+        """A message on the heartbeat channel of the server; returns whether it is a heartbeat exactly as this agent
+        sent it. Others do not count."""
+        if self._heartbeats_sent.get(head.number) == data:
+            self._heard = max(self._heard, head.number)
+            return True
+        self.counters.garbage += not control.is_kind(head, control.Resync)
+        return False
 
     def _lease_ms(self, now: float) -> int:
         return int(1000 * self.lease.remaining_s(self.book.ring, now))
@@ -552,6 +622,7 @@ class AgentCore:
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
+        self._charge(client, GREET_UNITS)
         if not greet.agent:
             self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
@@ -589,15 +660,18 @@ class AgentCore:
 
     def _present(self, client: int, present: control.Present) -> None:
         self.counters.presents += 1
+        self._charge(client, (len(present.channels) + len(present.patterns) + len(present.streams)) // ITEMS_PER_UNIT)
         for name in present.channels:
-            self.register.add(client, name, False)
+            if not self.register.add(client, name, False):
+                self._resync.overflowed = True
             self.dispatcher.registered(name, self._now)
         for name in present.patterns:
-            self.register.add(client, name, True)
+            if not self.register.add(client, name, True):
+                self._resync.overflowed = True
         for channel, stream, last in present.streams:
             if not self._owns(client, stream):
                 continue
-            unheard = self.streams(channel).get(stream, 0) & ~ENDED < last
+            unheard = (self.scanner.last_of(channel, stream) or 0) & ~ENDED < last
             self.scanner.set_stream(channel, stream, last)
             self.dispatcher.presented(channel, stream)
             if self.recorder.active:
@@ -605,6 +679,8 @@ class AgentCore:
             self._told(channel, stream, last)
             if unheard and self.state is states.AgentState.SERVING:
                 self.dispatcher.announce_here(channel, stream, last)
+        for channel in dict.fromkeys(channel for channel, _, _ in present.streams):
+            self.dispatcher.announce(channel)
         if present.part + 1 >= present.parts:
             self._resync.present(client, present.resync)
             self._check_presents()
@@ -638,8 +714,13 @@ class AgentCore:
         self.dispatcher.serves(self._now)
 
     def _answer_deferred(self) -> None:
-        for client, number, hello in self._deferred.take():
+        """Answers as many Hellos as fit one turn, and the rest in the next ones."""
+        if self.state is not states.AgentState.SERVING or self.book.ring is None:
+            return
+        for client, number, hello in self._deferred.take(TURN_WORK_MAX):
             self._hello(client, number, hello)
+        if self._deferred:
+            self.timers.set("deferred", self._now + DEFERRED_PAUSE_S)
 
     # Hellos
 
@@ -653,6 +734,10 @@ class AgentCore:
             self.counters.hellos_deferred += 1
             self._deferred.add(client, number, hello)
             return
+        if not hello.publisher and not self.register.add(client, hello.name, hello.pattern, number):
+            self.counters.over_quota += 1
+            self._meter.refuse(client, number)
+            return
         self.counters.hellos += 1
         streams: control.HeardList = []
         absent: control.HeardList = []
@@ -664,13 +749,15 @@ class AgentCore:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
             self._told(hello.name, hello.stream, hello.last)
         else:
-            self.register.add(client, hello.name, hello.pattern, number)
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
-            current = self._memory.current(hello.name, hello.pattern)
+            current = self._memory.current(hello.name, hello.pattern, hello.fresh)
             before = self._memory.absent(hello.name, hello.pattern, current.streams)
             streams, absent = self._memory.listed(current.streams), self._memory.listed(before.streams)
             complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
+            steps = current.steps + before.steps
+            self._charge(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
+        self.counters.answers_incomplete += not complete
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)
         ring = self.book.signed_ring if hello.ring_version < self.book.version else b""
@@ -712,8 +799,9 @@ class AgentCore:
             was_ready = self.authentication.ready and not first
             self.authentication.follow(self.book.ring)
             self._use_secrets()
-            if first and self.authentication.active:
-                self._deferred.take()
+            if first and self.authentication.active:  # these came before the agent could judge them
+                self._deferred.clear()
+                self._queue.clear()
             if not was_ready:
                 self._speak_again()
             self._since = self._since or self.book.version
@@ -786,6 +874,8 @@ class AgentCore:
                 self._resync_over(now)
             elif key == "resync again":
                 self._resync_again(now)
+            elif key == "deferred":
+                self._answer_deferred()
             elif isinstance(key, tuple):
                 self.dispatcher.notice_due(key[1], now)
             elif callable(key):

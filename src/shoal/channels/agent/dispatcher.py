@@ -221,13 +221,16 @@ class Dispatcher:
     def left(self, channel: bytes, stream: int, now: float) -> None:
         """A publisher has left with one of its streams."""
         moving = self._moving.get(channel)
-        if moving is not None:
+        if moving is not None and self._host.scanner.last_of(channel, stream) is not None:
             moving.left.add(stream)
             self._reporting.look(channel, now)
 
     def presented(self, channel: bytes, stream: int) -> None:
-        """A stream was named in a Present: its messages while this agent was away are unknown."""
+        """A stream was named in a Present: its messages while this agent was away are unknown. `announce` follows."""
         self._announcements.add(channel, stream)
+
+    def announce(self, channel: bytes) -> None:
+        """Announces the streams of a channel that were named in a Present."""
         self._announce(channel)
 
     def announce_here(self, channel: bytes, stream: int, last: int) -> None:

@@ -13,6 +13,7 @@ Neither says that anything is settled: an agent knows only its own server's part
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from shoal.channels.agent.forward_queues import Forwards, Mark
 from shoal.channels.agent.forward_targets import ForwardTargets
@@ -105,6 +106,10 @@ class Handovers:
         self._under_way[channel] = entry.placement.version, marks
 
 
+ANNOUNCED_STREAMS_MAX: Final = 50_000
+"""Streams that were named in a Present and may have to be announced."""
+
+
 class Announcements:
     """Announces streams that were named in a Present and that the agent had not heard.
 
@@ -115,18 +120,24 @@ class Announcements:
         self._host = host
         self._send = send
         self._told: dict[bytes, dict[int, set[str]]] = {}
+        self._count = 0
 
     def clear(self) -> None:
         """A new incarnation begins, or the ring has changed: streams heard from now on need no announcement."""
         self._told.clear()
+        self._count = 0
 
     def add(self, channel: bytes, stream: int) -> None:
-        """A stream was named in a Present."""
-        self._told.setdefault(channel, {}).setdefault(stream, set())
+        """A stream was named in a Present. One that does not fit is left to its publisher, which announces it too."""
+        if self._count < ANNOUNCED_STREAMS_MAX:
+            streams = self._told.setdefault(channel, {})
+            if stream not in streams:
+                streams[stream] = set()
+                self._count += 1
 
     def drop(self, channel: bytes) -> None:
         """The channel has a newer entry: its streams have been heard since."""
-        self._told.pop(channel, None)
+        self._count -= len(self._told.pop(channel, ()))
 
     @property
     def channels(self) -> tuple[bytes, ...]:

@@ -23,6 +23,7 @@ from shoal.channels import states
 from shoal.channels.agent.core import AgentCore
 from shoal.channels.telemetry.analyzer import Analyzer, Second, ServerSample
 from shoal.channels.telemetry.channel_kind import SERVER
+from shoal.channels.telemetry.scanner import ACTIVE_CHANNELS_MAX
 from shoal.errors import ProtocolError
 from shoal.load.record import RecordId, TelemetryRecord, xadd
 from shoal.logs import get_log
@@ -30,7 +31,7 @@ from shoal.logs import get_log
 NUMSUB_PAGE_CHANNELS: Final = 500
 """Channels in one NUMSUB: the server does nothing else while it answers."""
 
-NUMSUB_CHANNELS_MAX: Final = 20_000
+NUMSUB_CHANNELS_MAX: Final = ACTIVE_CHANNELS_MAX
 """Channels asked about in one second, active ones first. The others get the count of the register."""
 
 CLIENT_LIST_INTERVAL_S: Final = 5

@@ -1,4 +1,4 @@
-"""An agent's connections to the other servers of the ring: opened, used, and replaced when they are lost.
+"""An agent's connections to the servers of the ring: opened, used, and replaced when they are lost.
 
 Owns the reconnects and the delay between them. What a connection is for is the business of `peers` and
 `forward_links`: each passes a receiver of the frames and a coroutine that uses an open connection.
@@ -29,7 +29,7 @@ R = TypeVar("R", bound=Receiver)
 
 
 class PeerConnections(Generic[R]):
-    """Keeps one connection to each server of the ring but the agent's own.
+    """Keeps one connection to each server of the ring; not to the agent's own, unless `with_own`.
 
     `receiver` makes the receiver of a new connection to a server. `use` runs on every connection that has opened; when
     it returns or raises ConnectError or ProtocolError, the connection is replaced.
@@ -46,8 +46,10 @@ class PeerConnections(Generic[R]):
         book: AddressBook,
         receiver: Callable[[str], R],
         use: Callable[[str, Connection, R], Awaitable[None]],
+        with_own: bool = False,
     ) -> None:
         self._own = own
+        self._skipped = None if with_own else own
         self._purpose = purpose
         self._username = username
         self._password = password
@@ -60,7 +62,7 @@ class PeerConnections(Generic[R]):
 
     def follow(self, ring: Ring) -> None:
         """Connects to the servers of this ring, and to no others."""
-        self._tasks.follow(address for address in ring.servers if address.id != self._own)
+        self._tasks.follow(address for address in ring.servers if address.id != self._skipped)
 
     async def close(self) -> None:
         """Ends all connections."""

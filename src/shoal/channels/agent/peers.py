@@ -1,8 +1,9 @@
-"""The heartbeats of the other agents: one light connection to each other server of the ring.
+"""The heartbeats of all agents: one light connection to each server of the ring.
 
-Owns those connections, and which heartbeats on them count. `lease` uses the heartbeats to tell a coordinator that is
-down from being cut off from it. The subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB
-of that channel counts clients only.
+Owns those connections, and which heartbeats on them count. `lease` uses the heartbeats of other agents to tell a
+coordinator that is down from being cut off from it. The agent hears its own heartbeats here too, because on its main
+connection they wait behind all traffic of its server; they count if they are exactly as they were sent. The
+subscription is a pattern that matches the heartbeat channel alone, so that NUMSUB of that channel counts clients only.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
@@ -49,6 +51,7 @@ class _Listener:
         heard: Callable[[control.Heartbeat], None],
         own: Callable[[], AgentCore | None],
         retry_s: float,
+        numbers: Iterator[int],
         rules: Rules,
     ) -> None:
         self._server = server
@@ -58,7 +61,7 @@ class _Listener:
         self._clock = asyncio.get_running_loop().time
         self._order = HeartbeatOrder(rules)
         self._greets: deque[int] = deque(maxlen=GREETS_REMEMBERED)
-        self._number = 0
+        self._numbers = numbers
         self._greet_at = float("-inf")
         self.heard_at = 0.0
         self.ended = asyncio.Event()
@@ -68,7 +71,7 @@ class _Listener:
         """The connection is open: greets the agent there."""
         self.connection = connection
         core = self._own()
-        if core is not None:
+        if core is not None and core.server != self._server:
             self._greet(core)
 
     def received(self, frames: list[Any]) -> None:
@@ -81,10 +84,16 @@ class _Listener:
                 data = frame[-1]
                 head = control.read_head(data) if len(data) <= control.FROM_AGENT_BYTES_MAX else None
                 with contextlib.suppress(ProtocolError):
-                    if head is not None and frame[0] == b"pmessage":
+                    if head is not None and frame[0] == b"pmessage" and core.server == self._server:
+                        self._own_heartbeat(core, head, data)
+                    elif head is not None and frame[0] == b"pmessage":
                         self._heartbeat(core, head, data)
                     elif head is not None:
                         self._welcome(core, head, data)
+
+    def _own_heartbeat(self, core: AgentCore, head: control.Head, data: bytes) -> None:
+        if core.heard_own(head, data):
+            self.heard_at = self._clock()
 
     def _heartbeat(self, core: AgentCore, head: control.Head, data: bytes) -> None:
         if not control.is_kind(head, control.Heartbeat) or not core.authentication.is_from_agent(head, data):
@@ -105,11 +114,11 @@ class _Listener:
         if key is None or self.connection is None or self._clock() < self._greet_at + self._retry_s:
             return
         self._greet_at = self._clock()
-        self._number += 1
-        self._greets.append(self._number)
+        number = next(self._numbers)
+        self._greets.append(number)
         seal = control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(self._server))
-        greet = control.Greet(self._number, core.book.version, agent=True)
-        data = control.encode(greet, key.client, self._number, seal)
+        greet = control.Greet(number, core.book.version, agent=True)
+        data = control.encode(greet, key.client, number, seal)
         with contextlib.suppress(ConnectError):
             self.connection.send_now([(b"SUBSCRIBE", inbox_channel(key.client)), (b"PUBLISH", AGENT_CHANNEL, data)])
 
@@ -132,7 +141,7 @@ class _Listener:
 
 
 class Peers:
-    """Listens to every server of the ring but the agent's own."""
+    """Listens to every server of the ring."""
 
     def __init__(
         self,
@@ -148,6 +157,7 @@ class Peers:
         rules: Rules,
     ) -> None:
         self._limits = limits
+        numbers = count(1)  # agents take only growing numbers of a client, on whatever connection they come
         self._links = PeerConnections(
             own,
             "peer",
@@ -156,8 +166,9 @@ class Peers:
             limits,
             random,
             book,
-            lambda server: _Listener(server, heard, core, limits.hello_retry_s, rules),
+            lambda server: _Listener(server, heard, core, limits.hello_retry_s, numbers, rules),
             self._listen,
+            with_own=True,
         )
 
     def follow(self, ring: Ring) -> None:

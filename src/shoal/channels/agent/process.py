@@ -401,7 +401,15 @@ class Agent:
         from shoal.channels.telemetry.scanner import Scanner
         from shoal.channels.telemetry.tables import TableLimits
 
-        scanner = Scanner(self._limits.command_reply_bytes_max, TableLimits(hash_seed=self._random.getrandbits(64)))
+        scanner = Scanner(
+            self._limits.command_reply_bytes_max,
+            TableLimits(
+                channels_max=self._limits.known_channels_max,
+                streams_max=self._limits.known_streams_max,
+                hash_seed=self._random.getrandbits(64),
+            ),
+            observed_bytes_max=self._limits.delivery_bytes_max,
+        )
         core = AgentCore(self._address.id, self._instance, scanner, PlanBook(Verifier(key)), self._limits, self._rules)
         if self._granted_at is not None:
             core.lease.granted(self._granted_at)

@@ -8,15 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from shoal.limits import DEFAULT_LIMITS, Limits
+
 
 class Register:
-    """Clients by channel and by pattern, and names by client."""
+    """Clients by channel and by pattern, and names by client, within `registered_max` and `registered_per_client_max`.
+    A subscription takes about 540 bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._total_max = limits.registered_max
+        self._client_max = limits.registered_per_client_max
         self._channels: dict[bytes, set[int]] = {}
         self._patterns: dict[bytes, set[int]] = {}
         self._clients: dict[int, dict[tuple[bool, bytes], int]] = {}
         self._acknowledged: dict[bytes, dict[int, int]] = {}
+        self._total = 0
 
     @property
     def channels(self) -> Mapping[bytes, Collection[int]]:
@@ -33,11 +39,18 @@ class Register:
         """All clients with a subscription."""
         return self._clients.keys()
 
-    def add(self, client: int, name: bytes, pattern: bool, number: int = 0) -> None:
-        """A client subscribes, with a Hello of this number; a repetition changes nothing."""
+    def add(self, client: int, name: bytes, pattern: bool, number: int = 0) -> bool:
+        """A client subscribes, with a Hello of this number; a repetition changes nothing. Returns False and does
+        nothing if there is no room."""
+        known = self._clients.get(client, ())
+        if (pattern, name) not in known:
+            if self._total >= self._total_max or len(known) >= self._client_max:
+                return False
+            self._total += 1
         (self._patterns if pattern else self._channels).setdefault(name, set()).add(client)
         names = self._clients.setdefault(client, {})
         names[pattern, name] = max(number, names.get((pattern, name), 0))
+        return True
 
     def remove(self, client: int, name: bytes, pattern: bool, number: int = 0) -> bool:
         """A client has left a channel or pattern; an unknown one is no error. Returns False and does nothing if the Bye
@@ -47,7 +60,8 @@ class Register:
             return False
         self._remove(name, pattern, client)
         if names is not None:
-            names.pop((pattern, name), None)
+            if names.pop((pattern, name), None) is not None:
+                self._total -= 1
             if not names:
                 del self._clients[client]
         return True
@@ -55,6 +69,7 @@ class Register:
     def remove_client(self, client: int) -> None:
         """A client has left; removes all of its subscriptions."""
         for pattern, name in self._clients.pop(client, ()):
+            self._total -= 1
             self._remove(name, pattern, client)
 
     def acknowledge(self, client: int, name: bytes, revision: int) -> None:
@@ -74,6 +89,7 @@ class Register:
         self._patterns.clear()
         self._clients.clear()
         self._acknowledged.clear()
+        self._total = 0
 
     def _remove(self, name: bytes, pattern: bool, client: int) -> None:
         table = self._patterns if pattern else self._channels

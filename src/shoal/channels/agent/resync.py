@@ -5,6 +5,11 @@ Owns the count. An agent starts a resync when an incarnation begins, and again w
 
 from __future__ import annotations
 
+from typing import Final
+
+CLIENTS_MAX: Final = 100_000
+"""Clients that are counted. If a server has more, its resyncs are never complete."""
+
 
 class Resync:
     """The resyncs of one agent, one at a time.
@@ -18,6 +23,8 @@ class Resync:
         self._awaited: int | None = None
         self._known: set[int] = set()
         self._greeted: set[int] = set()
+        self.overflowed = False
+        """Whether the register had no room for a subscription that was named: then it is never complete."""
 
     def begin(self) -> int:
         """Starts a new resync; returns its number."""
@@ -25,6 +32,7 @@ class Resync:
         self._awaited = None
         self._known.clear()
         self._greeted.clear()
+        self.overflowed = False
         return self.number
 
     def count(self, clients: int) -> None:
@@ -34,15 +42,15 @@ class Resync:
 
     def greeted(self, client: int) -> None:
         """A client has connected; if it came before the count, the count includes it."""
-        if self._awaited is None:
+        if self._awaited is None and len(self._greeted) < CLIENTS_MAX:
             self._greeted.add(client)
 
     def present(self, client: int, number: int) -> None:
         """A client has sent its Present; an answer to an earlier resync does not count."""
-        if number == self.number:
+        if number == self.number and len(self._known) < CLIENTS_MAX:
             self._known.add(client)
 
     @property
     def complete(self) -> bool:
         """Whether all clients have answered."""
-        return self._awaited is not None and len(self._known) >= self._awaited
+        return self._awaited is not None and len(self._known) >= self._awaited and not self.overflowed

@@ -18,12 +18,16 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.plan_copy import PLAN_COPY_KEY, encode_copy
 from shoal.runtime import TIMER_GRAIN_S
+from shoal.wire.connection import READ_BATCH_BYTES
 
 SILENT_LEASES_MAX: Final = 3
 """Lease times without any reply after which the connection counts as half open and is replaced."""
 
+BEHIND_S: Final = 0.02
+"""After a large read more bytes wait at the server: for this time reading comes before other work."""
+
 OTHER_FORMATS_EVERY_S: Final = 60.0
-"""Messages of other versions are logged at most once in this time."""
+"""Messages of other versions, and messages that are passed over, are logged at most once in this time."""
 
 _log: Final = get_log(__name__)
 
@@ -53,10 +57,14 @@ class ServerSession:
         self._connection: AgentConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._armed_for: float | None = None
+        self._rest: asyncio.Handle | None = None
+        """The next turn with control messages, if they did not fit the last one."""
         self._other_formats_at = float("-inf")
         self._key = key
         self._copied = 0
         """The version of the ring in the copy of the plan on the server."""
+        self._passed_over_at = float("-inf")
+        self._behind_until = float("-inf")
 
     @property
     def connected(self) -> bool:
@@ -87,6 +95,9 @@ class ServerSession:
             self._connection = None
             if self._timer is not None:
                 self._timer.cancel()
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
             core.lost(self._loop.time())
 
     def probe(self) -> None:
@@ -112,10 +123,31 @@ class ServerSession:
         """Bytes from the server: the hot path of the process."""
         now = self.heard_at = self._loop.time()
         self._keep_time(now)
-        self.core.received(data, now)
+        behind = len(data) >= READ_BATCH_BYTES
+        if behind:
+            self._behind_until = now + BEHIND_S
+        self._handled(self.core.received(data, now, behind), now)
+
+    def _go_on(self) -> None:
+        """The next turn with control messages that did not fit the last one."""
+        self._rest = None
+        connection = self._connection
+        if connection is None:
+            return
+        now = self._loop.time()
+        try:
+            self._keep_time(now)
+            self._handled(self.core.work(now, now < self._behind_until), now)
+        except Exception:
+            _log.exception("agent failed on a control message, connection restarted", server=self.core.server)
+            connection.abort()
+
+    def _handled(self, done: bool, now: float) -> None:
         self.flush()
         if self.core.next_timer() != self._armed_for:
             self._arm(now)
+        if not done and self._rest is None:
+            self._rest = self._loop.call_soon(self._go_on)
 
     def turn(self) -> None:
         """Runs the timers that are due, and sets the next one."""
@@ -142,6 +174,7 @@ class ServerSession:
             self.core.tell_time(second, now)
             self.monitor.second_over(over, now)
             self._log_other_formats(now)
+            self._log_passed_over(now)
 
     def _copy_plan(self) -> None:
         """Puts the plan on the server, where clients find it while the coordinator is away."""
@@ -162,6 +195,21 @@ class ServerSession:
                 sent=what,
                 count=count,
                 do="install the version of the cluster on all clients",
+            )
+
+    def _log_passed_over(self, now: float) -> None:
+        """Clients send more, or larger messages, than an agent takes."""
+        oversized, unread = self.core.scanner.take_passed_over()
+        counters = self.core.counters
+        counters.oversized += oversized
+        counters.control_unread += unread
+        if (oversized or unread) and now >= self._passed_over_at + OTHER_FORMATS_EVERY_S:
+            self._passed_over_at = now
+            _log.warning(
+                "messages passed over: a client sends more or larger messages than the agent takes",
+                server=self.core.server,
+                oversized=counters.oversized,
+                control_unread=counters.control_unread,
             )
 
     def _arm(self, now: float) -> None:

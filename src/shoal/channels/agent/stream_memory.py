@@ -35,10 +35,11 @@ MATCH_STEPS_MAX: Final = 20_000_000
 
 
 class Known(NamedTuple):
-    """The streams of a channel or pattern; `complete` is False if some are not known."""
+    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work."""
 
     streams: Streams
     complete: bool
+    steps: int
 
 
 class StreamMemory:
@@ -112,27 +113,28 @@ class StreamMemory:
         """The streams of a channel. No client has the id 0, so streams with it are garbage and left out."""
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
 
-    def current(self, name: bytes, pattern: bool) -> Known:
-        """The streams of a channel, or of channels that match a pattern, in this incarnation."""
-        channels, complete = [name], True
+    def current(self, name: bytes, pattern: bool, fresh: bool = False) -> Known:
+        """The streams of a channel, or of channels that match a pattern, in this incarnation. To a `fresh` subscription
+        nothing is owed yet of a channel that does not fit the tables."""
+        channels, complete, steps = [name], True, 0
         if pattern:
-            channels, complete = self._scanner.matching(name, MATCH_STEPS_MAX)
-            complete = complete and not self._scanner.refuses_channels
+            channels, steps, complete = self._scanner.matching(name, MATCH_STEPS_MAX)
+            complete = complete and (fresh or not self._scanner.refuses_channels)
         streams: Streams = {}
         for channel in channels:
             listing = self._scanner.streams(channel)
-            complete = complete and listing.complete
+            complete = complete and (listing.complete or (fresh and not listing.known))
             for (stream, last), second in zip(listing.streams, listing.seconds, strict=True):
                 if client_of(stream):
                     streams[channel, stream] = last, second
-        return Known(streams, complete)
+        return Known(streams, complete, steps)
 
     def absent(self, name: bytes, pattern: bool, current: Streams) -> Known:
         """The streams of earlier incarnations, without those that are current."""
         self._forget()
-        channels, complete = [name], True
+        channels, complete, steps = [name], True, 0
         if pattern and self._previous:
-            channels, complete = matching(name, list(self._previous), MATCH_STEPS_MAX)
+            channels, steps, complete = matching(name, list(self._previous), MATCH_STEPS_MAX)
         if self._all_incomplete is not None or (self._incomplete and (pattern or name in self._incomplete)):
             complete = False
         streams = {
@@ -141,7 +143,7 @@ class StreamMemory:
             for stream, seen in self._previous.get(channel, {}).items()
             if (channel, stream) not in current and client_of(stream)
         }
-        return Known(streams, complete)
+        return Known(streams, complete, steps)
 
     def listed(self, streams: Streams) -> control.HeardList:
         """Streams as an Answer lists them, each with the seconds for which it has been quiet at least. Where the wall
@@ -150,10 +152,10 @@ class StreamMemory:
         return [(channel, stream, last, max(now - second, 0)) for (channel, stream), (last, second) in streams.items()]
 
 
-def matching(pattern: bytes, names: list[bytes], steps_max: int) -> tuple[list[bytes], bool]:
-    """The names that a pattern matches, and whether all names were looked at within `steps_max`."""
+def matching(pattern: bytes, names: list[bytes], steps_max: int) -> tuple[list[bytes], int, bool]:
+    """The names that a pattern matches, the number of steps, and whether all names were looked at."""
     offsets = np.zeros(len(names) + 1, np.int32)
     np.fromiter(map(len, names), np.int32, len(names)).cumsum(out=offsets[1:])
     blob = np.frombuffer(b"".join(names), np.uint8).copy()
-    found, _, whole = match_names(blob, offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_max)
-    return [names[row] for row in found.nonzero()[0].tolist()], whole
+    found, steps, whole = match_names(blob, offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_max)
+    return [names[row] for row in found.nonzero()[0].tolist()], steps, whole

@@ -109,6 +109,9 @@ Effect: TypeAlias = (
 LEASES_UNREACHABLE: Final = 3
 """A server counts as unreachable after this many leases at the earliest: a failover takes less."""
 
+QUEUED_SHARE: Final = 0.5
+"""Questions that have waited take this share of what the agent allows; the rest is for others."""
+
 REPORT_EVERY_S: Final = 60.0
 """Messages with unknown flags are reported at most once in this time."""
 
@@ -125,6 +128,9 @@ class ClientCounters(msgspec.Struct):
     holes: int = 0
     heals_asked: int = 0
     heals_answered: int = 0
+    heals_over_quota: int = 0
+    heals_shared: int = 0
+    """Requests that were left out because another subscription of this client had asked for the same messages."""
     resent: int = 0
     healed: int = 0
     gaps: int = 0
@@ -155,6 +161,10 @@ class ClientCounters(msgspec.Struct):
     handshakes: int = 0
     late_joins: int = 0
     restarts_seen: int = 0
+    busy: int = 0
+    """Refusals of agents that asked this client to wait."""
+    questions_queued: int = 0
+    """Questions that waited for that reason."""
 
 
 class Context:
@@ -276,6 +286,11 @@ class Context:
     ) -> None:
         link.publish(peer_channel(client), control.encode(message, self.client, number, seal))
         self.touch(link)
+
+    def queue(self, link: ServerLink, now: float) -> float:
+        """The agent of a server has asked this client to wait: when the next question may be sent."""
+        self.counters.questions_queued += 1
+        return link.queue(QUEUED_SHARE * self.limits.control_per_s_max, now)
 
     def say_bye(self, link: ServerLink, pattern: bool, name: bytes) -> None:
         """Queues a Bye. Without a connection, or if this one is lost with it, it is sent on the next one; before the

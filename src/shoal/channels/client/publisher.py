@@ -10,6 +10,7 @@ from typing import Final
 
 from shoal.channels import states
 from shoal.channels.client.context import Confirmed, Context, PublishRefused
+from shoal.channels.client.heal_meter import HealMeter
 from shoal.channels.client.outgoing_stream import Lane, Outgoing
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.states import ANNOUNCE
@@ -47,6 +48,7 @@ class Publisher:
         self._epoch = 0
         self._begun: dict[int, bytes] = {}
         """The channels of the streams that began last, by epoch."""
+        self._meter = HealMeter(context.limits)
         self.asked: dict[int, Lane] = {}
         self.pending_messages = 0
         self.pending_bytes = 0
@@ -184,6 +186,25 @@ class Publisher:
         self._hello(lane, nonce, 0, now)
 
     def _hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
+        """Sends Hello, or waits for its turn if the agent is busy."""
+        if lane.link.is_busy(now):
+            at = self._context.queue(lane.link, now)
+            self._context.timers.set(("resolve turn", lane, nonce, attempts), at)
+        else:
+            self._send_hello(lane, nonce, attempts, now)
+
+    def resolve_turn(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
+        """A Hello has waited for its turn, which may have been put off meanwhile."""
+        if self.asked.get(nonce) is not lane:
+            return
+        if lane.state is not states.LaneState.ASKING or not lane.link.open:
+            del self.asked[nonce]
+        elif now < lane.link.busy_until:
+            self._hello(lane, nonce, attempts, now)
+        else:
+            self._send_hello(lane, nonce, attempts, now)
+
+    def _send_hello(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
         out = lane.out
         book = self._context.book
         self._context.tell_agent(
@@ -375,6 +396,10 @@ class Publisher:
                 never = control.Healed(request.channel, request.stream, 0, 0, 0, request.first)
                 self._context.answer_peer(link, client, never, nonce)
             return
+        asked = request.first, request.last
+        if not self._meter.allow(client, out.stream, asked, now):
+            self._context.counters.heals_over_quota += 1
+            return
         limits = self._context.limits
         page = out.page(request.first, request.last, limits.heal_page_messages, limits.heal_page_bytes)
         for blob in page:
@@ -383,6 +408,7 @@ class Publisher:
         age_ms = int(1000 * (now - out.published_by(min(until, out.base - 1))))
         answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first, age_ms, until)
         self._context.answer_peer(link, client, answer, nonce)
+        self._meter.sent(client, out.stream, asked, page, now)
         self._context.counters.heals_answered += 1
         self._context.counters.resent += len(page)
 

@@ -49,6 +49,11 @@ BASELINE: Final = rule("baseline", "A new subscription starts at the positions o
 REQUESTS_MAX: Final = 4096
 """Requests to publishers whose answers are taken. Beyond it the oldest are forgotten, and asked again."""
 
+ASKED_MAX: Final = 10_000
+"""Streams whose last question is remembered."""
+SHARED_SHARE: Final = 0.5
+"""A question of another subscription counts for this share of `heal_retry_s`."""
+
 FOREIGN_PUBLISHER: Final = 0
 """The publisher in gaps for messages of plain Redis clients."""
 
@@ -60,6 +65,8 @@ class Receiver:
         self._context = context
         self.streams_max = context.limits.streams_per_channel_max
         self._requests: dict[int, Request] = {}
+        self._asked: dict[int, tuple[tuple[int, int, int] | None, float]] = {}
+        """The last question about each stream: its numbers, and when it was sent."""
 
     # What arrives
 
@@ -469,7 +476,7 @@ class Receiver:
             self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
             return
         if HEAL in self._context.rules:
-            self._ask(sub, chan, stream)
+            self._ask(sub, chan, stream, now)
         self._context.timers.set(("heal", sub, chan, stream), now + patience(limits.heal_retry_s, stream.attempts))
         stream.attempts += 1
 
@@ -482,7 +489,7 @@ class Receiver:
             self._context.timers.set(("review", site), now)
         return True
 
-    def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
+    def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
         links = [site.link for site in sub.sites.values() if site.link.open]
         if not links:
@@ -492,11 +499,14 @@ class Receiver:
         if self._context.peers.lacks(client_of(stream.stream)):
             self._introduce(link, client_of(stream.stream), ("heal", sub, chan, stream))
             return
-        self._context.counters.heals_asked += 1
         stream.asked = begin = stream.hole_begin()
         room = max(1, (sub.inbox.messages_max - len(sub.inbox.items)) // max(1, sub.healing))
         hole_end = stream.hole_end() if stream.has_hole() else begin
         last = min(hole_end, begin + min(room, self._context.limits.heal_page_messages) - 1)
+        if self._was_asked(stream, (begin, last, hole_end), now):
+            self._context.counters.heals_shared += 1
+            return
+        self._context.counters.heals_asked += 1
         nonce = self._context.next_number()
         self._requests[nonce] = Request(stream.stream, stream.last, stream.sure, (*stream.held, *stream.claims))
         if len(self._requests) > REQUESTS_MAX:
@@ -527,6 +537,16 @@ class Receiver:
     def answered(self, nonce: int) -> None:
         """A publisher has answered a request completely."""
         self._requests.pop(nonce, None)
+
+    def _was_asked(self, stream: StreamIn, question: tuple[int, int, int], now: float) -> bool:
+        """Whether another subscription of this client has just asked for the same messages: all of its subscriptions
+        take what is resent."""
+        known, at = self._asked.pop(stream.stream, (None, 0.0))
+        fresh = known == question and now < at + SHARED_SHARE * self._context.limits.heal_retry_s
+        self._asked[stream.stream] = question, at if fresh else now
+        if len(self._asked) > ASKED_MAX:
+            del self._asked[next(iter(self._asked))]
+        return fresh
 
     def resent(self, sub: SubscriptionCore, message: control.Resend, server: str, now: float) -> None:
         """A message that its publisher sent again; only those that were asked for are taken."""

@@ -56,6 +56,10 @@ SERVERS_OWED_MAX: Final = 64
 in its register until it sends it a Notice."""
 
 
+BUSY_MS_MAX: Final = 10_000
+"""The longest time that a client waits because an agent asked it to, from each refusal on."""
+
+
 class RouterStatistics(msgspec.Struct, frozen=True):
     """The state of a router."""
 
@@ -114,9 +118,11 @@ class Router:
             "unreachable": self._unreachable_due,
             "sweep": self._sweep_due,
             "hello": self._subscriber.hello_due,
+            "hello turn": self._subscriber.hello_turn,
             "linger": self._subscriber.linger_due,
             "outside": self._subscriber.outside_due,
             "resolve": self._publisher.resolve_due,
+            "resolve turn": self._publisher.resolve_turn,
             "beacon": self._publisher.beacon_due,
             "idle": self._publisher.idle_due,
             "heal": self._receiver.heal_due,
@@ -424,7 +430,8 @@ class Router:
         self._context.touch(link)
         usable = link.state is states.LinkState.USABLE
         if not usable:
-            self._greet(link, now)
+            if now >= link.busy_until:
+                self._greet(link, now)
             self._context.effects.append(FetchRing())
         self._context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
 
@@ -530,12 +537,18 @@ class Router:
             case control.Notice():
                 self._noticed(link, message, now)
             case control.Refused():
-                self._refused(link, number, message)
+                self._refused(link, number, message, now)
             case _:
                 self.counters.garbage += 1
 
-    def _refused(self, link: ServerLink, number: int, refused: control.Refused) -> None:
-        """An agent does not take this client's messages. A link that is usable has shown that its agent does."""
+    def _refused(self, link: ServerLink, number: int, refused: control.Refused, now: float) -> None:
+        """An agent does not take this client's messages: never, or for a while. A link that is usable has shown that
+        its agent does take them."""
+        if refused.code == control.REFUSED_BUSY and link.opened_at_number < number <= self._context.number:
+            self.counters.busy += 1
+            wait_s = min(refused.retry_ms, BUSY_MS_MAX) / 1000
+            link.busy_until = max(link.busy_until, now + wait_s)
+            return
         if link.state is states.LinkState.USABLE or not link.opened_at_number < number <= self._context.number:
             self.counters.garbage += 1
             return

@@ -80,6 +80,7 @@ class ServerLink:
         "_verified_from",
         "address",
         "anchor",
+        "busy_until",
         "byes",
         "dirty",
         "from_agent",
@@ -91,6 +92,7 @@ class ServerLink:
         "order",
         "outbox",
         "ping",
+        "queue_end",
         "server",
         "sites",
         "state",
@@ -136,6 +138,10 @@ class ServerLink:
         self.usable_until = 0.0
         self.unusable_since: float | None = None
         """Since when the server is wanted and may not be used; None while it may be."""
+        self.busy_until = 0.0
+        """Until when the agent has asked this client to wait."""
+        self.queue_end = 0.0
+        """When the last of the questions that wait will be sent."""
 
     @property
     def open(self) -> bool:
@@ -232,6 +238,15 @@ class ServerLink:
         """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
         self.usable_until = max(self.usable_until, since + lease_s)
 
+    def is_busy(self, now: float) -> bool:
+        """Whether questions to the agent have to wait."""
+        return now < self.busy_until or now < self.queue_end
+
+    def queue(self, per_s: float, now: float) -> float:
+        """When the next question that waits may be sent: they go out one after the other, `per_s` a second."""
+        self.queue_end = max(self.queue_end, self.busy_until, now) + 1 / per_s
+        return self.queue_end
+
     def lapsed(self, now: float) -> bool:
         """Whether the lease is over and that was not noticed yet, for example because this process was suspended."""
         return self.state is states.LinkState.USABLE and now >= self.usable_until
@@ -245,6 +260,8 @@ class ServerLink:
         self._anchors.clear()
         self.ping = None
         self.usable_until = 0.0
+        self.busy_until = 0.0
+        self.queue_end = 0.0
         self._greets.clear()
         self._greeted_at = float("-inf")
         self._resyncs.clear()

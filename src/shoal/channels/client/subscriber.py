@@ -29,6 +29,7 @@ ALL_UNENDED_PLACEMENTS: Final = rule(
     "all_unended_placements", "Subscribers use every placement that has not ended, not only the last two."
 )
 REMEMBERS: Final = rule("remembers", "Unknown publishers are reported only if no agent's memory reaches back.")
+COMPLETE: Final = rule("complete", "Publishers for which an agent has no room are reported as unknown.")
 
 
 UNKNOWN_SERVER: Final = "(one that joined and left unseen)"
@@ -285,6 +286,22 @@ class Subscriber:
         self.asked[site.nonce] = site
 
     def _hello(self, site: SubscribedServer, now: float) -> None:
+        """Sends Hello, or waits for its turn if the agent is busy."""
+        if site.link.is_busy(now):
+            self._context.timers.set(("hello turn", site), self._context.queue(site.link, now))
+        else:
+            self._send_hello(site, now)
+
+    def hello_turn(self, site: SubscribedServer, now: float) -> None:
+        """A Hello has waited for its turn, which may have been put off meanwhile."""
+        if site.state is not states.SiteState.ASKING or not site.link.open:
+            return
+        if now < site.link.busy_until:
+            self._hello(site, now)
+        else:
+            self._send_hello(site, now)
+
+    def _send_hello(self, site: SubscribedServer, now: float) -> None:
         """Sends Hello. A repetition keeps its nonce: the Answer to any of them counts."""
         self.say_hello(site, site.nonce)
         wait_s = patience(self._context.limits.hello_retry_s, site.attempts)
@@ -325,11 +342,14 @@ class Subscriber:
         self._context.counters.handshakes += 1
         site.step("answered")
         site.lost = False
+        complete = answer.complete or COMPLETE not in self._context.rules
         if not sub.in_force:
             site.incarnation = answer.incarnation
             for channel, stream, last, _ in (*answer.absent, *answer.streams):
                 known, _ = sub.baseline.get((channel, stream), (0, ""))
                 sub.baseline[channel, stream] = max(known, last), site.server
+            if not complete:
+                self._receiver.report_unlisted(sub, site.server)
             self._check_in_force(sub, now)
             return
         if not site.incarnation and self._is_unheard(site, answer.since):
@@ -343,9 +363,9 @@ class Subscriber:
         self._receiver.returned(sub, site, [*answer.streams, *answer.absent], now)
         if restarted:
             self._context.counters.restarts_seen += 1
-        if restarted or not answer.complete:
+        if restarted or not complete:
             self._doubt_unlisted(site, heard, now)
-        if not answer.complete:
+        if not complete:
             self._receiver.report_unlisted(sub, site.server)
         elif restarted and not (answer.remembers and REMEMBERS in self._context.rules):
             self._receiver.report_unwatched(sub, site.server)

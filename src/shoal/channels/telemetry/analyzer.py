@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shoal.channels.telemetry import scanner
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
 from shoal.channels.telemetry.pattern_kernel import match_names
-from shoal.channels.telemetry.scanner import Scanner, UnitCounts
+from shoal.channels.telemetry.scanner import ACTIVE_CHANNELS_MAX, Scanner, UnitCounts
 from shoal.errors import ProtocolError
 from shoal.load.record import HostRow
 from shoal.load.table import Numbers, Ragged, UnitTable
@@ -121,6 +121,8 @@ class Analyzer:
         number of connections by pattern, without the agent's own.
         """
         counts = self._scanner.close_unit()
+        if len(subscribers) > ACTIVE_CHANNELS_MAX:  # the busiest channels, and some others, are in the reply to NUMSUB
+            subscribers = {name: subscribers[name] for name in numsub if name in subscribers}
         rows = self._arrange(counts, subscribers, numsub)
         table = self._channels(counts, rows, subscribers, pattern_subscribers or {})
         kept = rows.direct + rows.registered > 0

@@ -6,10 +6,16 @@ Owns how frames are recognized, skipped and counted without making Python object
 There are four kinds of frames:
 
     observed   a `pmessage` of the pattern `*` on an application's channel: counted here
-    watched    the same on a watched channel: counted, and the scan stops there
-    internal   the same on a client's inbox or peer channel: only its bytes are counted
+    watched    the same on a watched channel, or on the agents' channel: the scan stops there
+    internal   the same on any other channel of ours: only its bytes are counted
     other      anything else: the scan finds its end and stops there, so that Python sees the frame at this point of the
                server's order
+
+Any client can make observed frames large or many, so both have limits here. Of a frame above `observed_bytes_max` only
+the beginning is looked at: the message is counted, its bytes are skipped as they come, and if Python should have seen
+it, the channel's listing is incomplete. Python sees a control message to agents if the client that it names has a token
+left in the meter and `control_left` is not used up; the others, and those above `TO_AGENT_BYTES_MAX`, are counted and
+passed over. Python takes the token when it has authenticated the message.
 """
 
 from __future__ import annotations
@@ -19,17 +25,24 @@ from typing import Final
 import numpy as np
 
 from shoal.channels.telemetry.lane_check import FALSE, FRESH, UNKNOWN_LANE, take_number
-from shoal.channels.telemetry.tables import NO_ROOM, REFUSED, Tables, borrow_tables, enter_channel
+from shoal.channels.telemetry.tables import (
+    NO_ROOM,
+    REFUSED,
+    Tables,
+    borrow_tables,
+    enter_channel,
+    find_channel,
+)
+from shoal.wire.control import CLIENT_AT, HEAD_BYTES, NUMBER_AT, TO_AGENT_BYTES_MAX
 from shoal.wire.envelope import (
+    AGENT_CHANNEL,
     BEACON,
     FOREIGN,
     FORWARDED,
     HEADER,
     HEADER_1,
-    INBOX_PREFIX,
     MAGIC,
     MAGIC_1,
-    PEER_PREFIX,
     RESERVED_PREFIX,
     UNKNOWN_FLAGS,
 )
@@ -39,6 +52,8 @@ from shoal.wire.raw_bytes import (
     Bytes,
     Records,
     borrow,
+    hash_pair,
+    hash_words,
     is_line_end,
     kernel,
     load_u64,
@@ -75,10 +90,25 @@ CURSOR: Final = np.dtype(
             "walk_at",  # how far an unfinished frame of the last kind has been scanned
             "walk_left",  # number of its values that have not come; 0 if no such frame is open
             "frame_bytes_max",
+            "observed_bytes_max",
+            "skip_left",  # bytes of a frame above observed_bytes_max that are still to be skipped
+            "skip_strings",  # number of its strings after those, each with its length before it
+            "control_left",  # control messages that Python may still see
         )
     ]
 )
 NO_LANE: Final = -1
+
+METER: Final = np.dtype(
+    [
+        ("tokens", np.int64),  # control messages that clients of this row may still send; `ControlMeter` takes them
+        ("client", np.uint64),  # sender and number of the last one that was passed over; 0 if there is none
+        ("number", np.uint64),
+    ]
+)
+METER_ROWS: Final = 4096
+"""Clients share a row by a secret hash, so a client rarely shares that of another, and cannot choose to."""
+
 LINE_BYTES_MAX: Final = 65536
 VALUE_BYTES_MIN: Final = 3
 """The shortest RESP value is `_` CR LF."""
@@ -92,17 +122,18 @@ _WORD_18: Final = np.frombuffer(OBSERVED, np.uint64, 1, OBSERVED_BYTES - 8)[0]
 
 _RESERVED_BYTES: Final = len(RESERVED_PREFIX)
 _RESERVED: Final = np.frombuffer(RESERVED_PREFIX, np.uint64, 1)[0]
-_INBOX_BYTES: Final = len(INBOX_PREFIX)
-_INBOX_TAIL: Final = np.frombuffer(INBOX_PREFIX, np.uint64, 1, _INBOX_BYTES - 8)[0]
-_PEER_BYTES: Final = len(PEER_PREFIX)
-_PEER_TAIL: Final = np.frombuffer(PEER_PREFIX, np.uint64, 1, _PEER_BYTES - 8)[0]
+_AGENT_BYTES: Final = len(AGENT_CHANNEL)
+_AGENT_TAIL: Final = np.frombuffer(AGENT_CHANNEL, np.uint64, 1, _AGENT_BYTES - 8)[0]
 
+_NOBODY: Final = np.uint64(0)
 _MAGIC: Final = np.uint64(MAGIC)
 _MAGIC_1: Final = np.uint64(MAGIC_1)
 _LOW_16: Final = np.uint64(0xFFFF)
 _HEADER_BYTES: Final = HEADER.size
 _HEADER_1_BYTES: Final = HEADER_1.size
 _SETTLED_BYTES: Final = 8
+_COUNTED_BYTES: Final = _HEADER_BYTES + 8 * 255 + _SETTLED_BYTES
+"""The first bytes of a payload, which are all that `count` looks at: header, extension, and a beacon's number."""
 _FLAGS_AT: Final = 2
 _EXTENSION_AT: Final = 3
 _VERSION_SHIFT: Final = np.uint64(32)
@@ -123,22 +154,42 @@ _LF: Final = 10
 
 
 @kernel
-def scan_frames(data: Bytes, cursors: Records, tables: Tables) -> int:
+def scan_frames(data: Bytes, cursors: Records, tables: Tables, meter: Records) -> int:
     """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW`, `LANE` or a
     fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
+    meter = borrow(meter)
     status = PASSED
     while status == PASSED:
-        if cursor.walk_left == 0 and may_be_observed(data, cursor.at, cursor.end):
-            status = take_observed(data, cursor, tables)
+        if cursor.skip_left > 0 or cursor.skip_strings > 0:
+            status = skip(data, cursor)
+        elif cursor.walk_left == 0 and may_be_observed(data, cursor.at, cursor.end):
+            status = take_observed(data, cursor, tables, meter)
         else:
             if cursor.walk_left == 0:
                 cursor.walk_at = cursor.at
                 cursor.walk_left = 1
             status = walk_other(data, cursor)
     return status
+
+
+@part
+def skip(data: Bytes, cursor: Records) -> int:
+    """Passes over bytes of a frame that is too large."""
+    if cursor.skip_left == 0:
+        size, following = read_length(data, cursor.at + 1, cursor.end)
+        if size == NEED_MORE:
+            return USED_UP
+        if size == MALFORMED or data[cursor.at] != _DOLLAR:
+            return BAD_LENGTH
+        cursor.skip_strings -= 1
+        cursor.skip_left = following - cursor.at + size + 2
+    taken = min(cursor.skip_left, cursor.end - cursor.at)
+    cursor.at += taken
+    cursor.skip_left -= taken
+    return USED_UP if cursor.skip_left > 0 else PASSED
 
 
 @part
@@ -158,7 +209,7 @@ def may_be_observed(data: Bytes, at: int, end: int) -> bool:
 
 
 @part
-def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
+def take_observed(data: Bytes, cursor: Records, tables: Tables, meter: Records) -> int:
     """Takes one observed or internal frame. Changes nothing unless the frame is complete."""
     start = cursor.at
     end = cursor.end
@@ -168,8 +219,13 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
     if name_bytes < 0:
         return USED_UP if name_bytes == NEED_MORE else BAD_LENGTH
     name_end = name_at + name_bytes
-    if name_end - start > cursor.frame_bytes_max:
-        return TOO_LARGE
+    if name_end - start > cursor.observed_bytes_max:
+        tables.head[0].oversized += 1
+        tables.head[0].uncounted += 1
+        tables.head[0].uncounted_bytes += name_end - start
+        cursor.skip_left = name_end + 2 - start
+        cursor.skip_strings = 1
+        return PASSED
     if name_end + 3 > end:
         return USED_UP
     if not is_line_end(data, name_end) or data[name_end + 2] != _DOLLAR:
@@ -178,30 +234,85 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables) -> int:
     if payload_bytes < 0:
         return USED_UP if payload_bytes == NEED_MORE else BAD_LENGTH
     frame_end = payload_at + payload_bytes + 2
-    if frame_end - start > cursor.frame_bytes_max:
-        return TOO_LARGE
-    if frame_end > end:
+    oversized = frame_end - start > cursor.observed_bytes_max
+    if frame_end > end and not (oversized and payload_at + _COUNTED_BYTES <= end):
         return USED_UP
-    if not is_line_end(data, frame_end - 2):
+    if not oversized and not is_line_end(data, frame_end - 2):
         return BAD_END
     if name_bytes >= _RESERVED_BYTES and load_u64(data, name_at) == _RESERVED:
-        inbox = name_bytes >= _INBOX_BYTES and load_u64(data, name_at + _INBOX_BYTES - 8) == _INBOX_TAIL
-        peer = name_bytes >= _PEER_BYTES and load_u64(data, name_at + _PEER_BYTES - 8) == _PEER_TAIL
-        if not (inbox or peer):
-            cursor.frame_end = frame_end
-            return OTHER
-        tables.head[0].internal += 1
-        tables.head[0].internal_bytes += frame_end - start
+        status = take_internal(data, cursor, tables, meter, name_at, name_bytes, payload_at, payload_bytes, start)
     else:
         status = count(data, cursor, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
-        if status != PASSED:
-            cursor.name_at = name_at
-            cursor.name_end = name_end
-            cursor.payload_at = payload_at
-            cursor.frame_end = frame_end
-            return status
-    cursor.at = frame_end
+        if status == WATCHED and oversized:
+            status = PASSED
+            if cursor.standing != FALSE:
+                mark_incomplete(data, tables, name_at, name_bytes)
+    if status != PASSED:
+        cursor.name_at = name_at
+        cursor.name_end = name_end
+        cursor.payload_at = payload_at
+        cursor.frame_end = frame_end
+        return status
+    if oversized:
+        tables.head[0].oversized += 1
+        cursor.skip_left = frame_end - start
+    else:
+        cursor.at = frame_end
     return PASSED
+
+
+@part
+def take_internal(
+    data: Bytes,
+    cursor: Records,
+    tables: Tables,
+    meter: Records,
+    name_at: int,
+    name_bytes: int,
+    payload_at: int,
+    payload_bytes: int,
+    start: int,
+) -> int:
+    """Takes one frame on a channel of ours. Returns `WATCHED` if Python has to see it."""
+    head = tables.head[0]
+    frame_bytes = payload_at + payload_bytes + 2 - start
+    to_agent = name_bytes == _AGENT_BYTES and load_u64(data, name_at + _AGENT_BYTES - 8) == _AGENT_TAIL
+    if to_agent and payload_bytes <= TO_AGENT_BYTES_MAX and frame_bytes <= cursor.observed_bytes_max:
+        client = load_u64(data, payload_at + CLIENT_AT) if payload_bytes >= HEAD_BYTES else _NOBODY
+        row = meter[meter_row(head.seed, client)]
+        if row.tokens > 0 and cursor.control_left > 0:
+            cursor.control_left -= 1
+            return WATCHED
+        head.control_unread += 1
+        if row.tokens <= 0 or not head.secrets:  # if not, anyone could have a client told to wait
+            row.client = client
+            row.number = load_u64(data, payload_at + NUMBER_AT) if client != _NOBODY else _NOBODY
+    head.internal += 1
+    head.internal_bytes += frame_bytes
+    return PASSED
+
+
+@part
+def meter_row(seed: np.uint64, client: np.uint64) -> int:
+    """The row of a client in the meter."""
+    return int(hash_pair(seed, client) % np.uint64(METER_ROWS))
+
+
+@kernel
+def find_meter_row(seed: np.uint64, client: np.uint64) -> int:
+    """`meter_row`, for Python."""
+    return meter_row(seed, client)
+
+
+@part
+def mark_incomplete(data: Bytes, tables: Tables, name_at: int, name_bytes: int) -> None:
+    """Python did not see a message of a watched channel: its listing is incomplete for a while."""
+    head = tables.head[0]
+    index = find_channel(tables, data, name_at, name_bytes, hash_words(data, name_at, name_bytes, head.seed))
+    if index >= 0:
+        tables.channels[index].refused_second = head.second
+    else:
+        head.refused_second = head.second
 
 
 @part

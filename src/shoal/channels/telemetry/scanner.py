@@ -50,10 +50,15 @@ FIRST_BUFFER_BYTES: Final = 262_144
 OVERFLOW_MAX: Final = 64
 """Channels with more false messages than fit the list that are named; if there are more, all channels are meant."""
 
+ACTIVE_CHANNELS_MAX: Final = 20_000
+"""Channels of a time unit that are listed one by one, the busiest. The messages on the others are counted together."""
+
 _NOTHING: Final = object()
-_AT, _END, _FRAME_END, _WALK_AT, _LANE_OF = (
-    (scan_kernel.CURSOR.names or ()).index(name) for name in ("at", "end", "frame_end", "walk_at", "lane_of")
+_AT, _END, _FRAME_END, _WALK_AT, _LANE_OF, _CONTROL_LEFT = (
+    (scan_kernel.CURSOR.names or ()).index(name)
+    for name in ("at", "end", "frame_end", "walk_at", "lane_of", "control_left")
 )
+_UNLIMITED: Final = 1 << 62
 _FAULTS: Final = {
     scan_kernel.BAD_LENGTH: "a length or a line is malformed",
     scan_kernel.BAD_TYPE: "a frame begins with an unknown type",
@@ -94,6 +99,8 @@ class Listing(NamedTuple):
     streams: list[tuple[int, int]]
     complete: bool
     seconds: list[int]
+    known: bool = True
+    """Whether the channel is in the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +127,20 @@ class UnitCounts:
 class Scanner:
     """Counts the messages of `PSUBSCRIBE *` on one RESP3 connection."""
 
-    def __init__(self, frame_bytes_max: int, limits: TableLimits | None = None) -> None:
+    def __init__(
+        self, frame_bytes_max: int, limits: TableLimits | None = None, observed_bytes_max: int | None = None
+    ) -> None:
+        """Larger observed messages than `observed_bytes_max` (None: `frame_bytes_max`) are only counted. Any other
+        larger frame than `frame_bytes_max` is an error."""
         self._limits = limits or TableLimits()
         self._tables = make_tables(self._limits)
         self._cursors = np.zeros(1, scan_kernel.CURSOR)
         self._cursors["frame_bytes_max"] = frame_bytes_max
+        self._cursors["observed_bytes_max"] = observed_bytes_max or frame_bytes_max
+        self._cursors["control_left"] = _UNLIMITED
+        self.meter = np.full(scan_kernel.METER_ROWS, _UNLIMITED, scan_kernel.METER)
+        """The quotas of clients that send control messages (`scan_kernel.METER`): none, unless the agent sets them."""
+        self.meter["client"] = 0
         self._cursor = self._cursors.view(np.int64)
         """The same numbers, read and written faster; see `_AT`."""
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
@@ -194,7 +210,7 @@ class Scanner:
         if self._used_up:
             return None
         while True:
-            status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables)
+            status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables, self.meter)
             if status == scan_kernel.USED_UP:
                 return None
             if status == scan_kernel.OTHER:
@@ -242,7 +258,7 @@ class Scanner:
         self._fault = None
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._end, self._used_up = 0, True
-        for name in ("at", "end", "walk_at", "walk_left"):
+        for name in ("at", "end", "walk_at", "walk_left", "skip_left", "skip_strings"):
             self._cursors[name] = 0
 
     def clear(self) -> None:
@@ -277,11 +293,16 @@ class Scanner:
         """The streams that published on a channel, with the last sequence number of each."""
         index = self.find(padded(channel), np.array([0, len(channel)], np.int32))[0]
         if index == MISSING:
-            return Listing([], not self.refuses_channels, [])
+            return Listing([], not self.refuses_channels, [], known=False)
         streams, lasts, seconds = table_queries.list_streams(self._tables, index)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
         complete = bool(self._tables.channels[index]["refused_second"] == NEVER)
         return Listing(pairs, complete, (seconds + (self._first_second or 0)).tolist())
+
+    def last_of(self, channel: bytes, stream: int) -> int | None:
+        """The last sequence number of a stream; None if it is not known."""
+        index = table_queries.find_stream_of(self._tables, padded(channel), len(channel), np.uint64(stream))
+        return None if index == MISSING else int(self._tables.streams[index]["last"])
 
     def set_stream(self, channel: bytes, stream: int, last: int) -> bool:
         """Raises the last sequence number of a stream, as its publisher reported it; False if a limit of the tables is
@@ -306,17 +327,25 @@ class Scanner:
         return self._names(np.arange(self._tables.head[0]["channels"], dtype=np.int32))
 
     def active_channels(self) -> list[bytes]:
-        """The names of the channels with a message in the current time unit."""
-        return self._names(self._tables.active_channels[: self._tables.head[0]["active_channels"]])
+        """The names of the channels with a message in the current time unit, at most `ACTIVE_CHANNELS_MAX`."""
+        return self._names(self._busiest())
 
-    def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], bool]:
-        """The names of the channels that a pattern matches, and whether all were looked at within `steps_max`."""
+    def _busiest(self) -> Indexes:
+        """The indexes of the active channels; if there are too many, of those with the most bytes."""
+        active = self._tables.active_channels[: self._tables.head[0]["active_channels"]]
+        if len(active) > ACTIVE_CHANNELS_MAX:
+            loads = self._tables.channels["frame_bytes"][active]
+            active = active[np.sort(np.argpartition(loads, -ACTIVE_CHANNELS_MAX)[-ACTIVE_CHANNELS_MAX:])]
+        return active.copy()
+
+    def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
+        """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
         names, offsets = table_queries.gather_names(
             self._tables, np.arange(self._tables.head[0]["channels"], dtype=np.int32)
         )
         glob = np.array(np.frombuffer(pattern, np.uint8))
-        found, _, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
-        return self._names(found.nonzero()[0].astype(np.int32)), whole
+        found, steps, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
+        return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
 
     @property
     def refuses_channels(self) -> bool:
@@ -393,10 +422,33 @@ class Scanner:
             overflow[:] = [b""]
         head["refuted"] = head["overflows"] = 0
 
+    @property
+    def control_left(self) -> int:
+        """How many control messages of all clients `scan` may still return; see `scan_kernel`."""
+        return int(self._cursor[_CONTROL_LEFT])
+
+    @control_left.setter
+    def control_left(self, count: int) -> None:
+        self._cursor[_CONTROL_LEFT] = count
+
+    def meter_row(self, client: int) -> int:
+        """The row of a client in the meter."""
+        return int(scan_kernel.find_meter_row(self._tables.head[0]["seed"], np.uint64(client)))
+
+    def take_passed_over(self) -> tuple[int, int]:
+        """The number of messages that were too large, and of control messages above a quota, since the last call."""
+        head = self._tables.head[0]
+        found = int(head["oversized"]), int(head["control_unread"])
+        head["oversized"] = head["control_unread"] = 0
+        return found
+
     def close_unit(self) -> UnitCounts:
         """The counts since the last call. A new time unit begins."""
         tables, head = self._tables, self._tables.head[0]
-        active = tables.active_channels[: head["active_channels"]].copy()
+        active = self._busiest()
+        everything = tables.active_channels[: head["active_channels"]]
+        if len(active) < len(everything):
+            self._count_together(everything, active)
         records = tables.channels[active]
         names, name_offsets = table_queries.gather_names(tables, active)
         publisher_rows, publishers = self._distinct_publishers(active)
@@ -416,19 +468,29 @@ class Scanner:
         )
         self._observed_bytes = 0
         for name in COUNTERS:
-            tables.channels[name][active] = 0
+            tables.channels[name][everything] = 0
         for name in ("uncounted", "uncounted_bytes", "internal", "internal_bytes"):
             head[name] = 0
         head["active_channels"] = head["active_streams"] = 0
         head["unit"] += 1
         return counts
 
+    def _count_together(self, everything: Indexes, listed: Indexes) -> None:
+        """Adds the counts of channels that are not listed to those of no channel."""
+        head, channels = self._tables.head[0], self._tables.channels
+        for total, names in (
+            ("uncounted", ("publications", "forwarded", "beacons")),
+            ("uncounted_bytes", ("frame_bytes",)),
+        ):
+            head[total] += sum(int(channels[name][everything].sum() - channels[name][listed].sum()) for name in names)
+
     def _distinct_publishers(self, active: Indexes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64]]:
         """Row and client of each publisher of the time unit. Two streams of a client on a channel count once."""
         tables, head = self._tables, self._tables.head[0]
         records = tables.streams[tables.active_streams[: head["active_streams"]]]
-        row_of = np.zeros(head["channels"], np.int64)
+        row_of = np.full(head["channels"], -1, np.int64)
         row_of[active] = np.arange(len(active))
+        records = records[row_of[records["channel"]] >= 0]
         rows = row_of[records["channel"]]
         clients = records["stream"] >> np.uint64(EPOCH_BITS)
         order = np.lexsort((clients, rows))
@@ -449,6 +511,8 @@ def warm_up() -> None:
         scanner.set_stream(b"a", 1, 1)
         scanner.watch(b"a", False)
         scanner.streams(b"a")
+        scanner.last_of(b"a", 1)
+        scanner.meter_row(1)
         scanner.close_unit()
         scanner.forget_idle(1)
         grow(scanner._tables)

@@ -16,6 +16,7 @@ from shoal.channels.telemetry.tables import (
     Tables,
     fill_slots,
     find_channel,
+    find_stream,
 )
 from shoal.wire.raw_bytes import Bytes, hash_words, kernel, part
 
@@ -44,6 +45,13 @@ def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
         for offset in range(size):
             names[offsets[row] + offset] = tables.arena[at + offset]
     return names, offsets
+
+
+@kernel
+def find_stream_of(tables: Tables, name: Bytes, size: int, stream: np.uint64) -> int:
+    """The index of a stream of a channel, `MISSING` if it is not known."""
+    channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
+    return MISSING if channel == MISSING else find_stream(tables, channel, stream)
 
 
 @kernel

@@ -26,7 +26,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from shoal.limits import NAME_BYTES_MAX
+from shoal.limits import MIB, NAME_BYTES_MAX
 from shoal.wire.envelope import EPOCH_BITS
 from shoal.wire.identity import KEY_BYTES
 from shoal.wire.raw_bytes import (
@@ -122,7 +122,7 @@ HEAD: Final = np.dtype(
             # sizes in use
             *("channels", "streams", "arena_bytes", "active_channels", "active_streams"),
             # limits
-            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"),
+            *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"),
             # time
             *("second", "unit", "refused_second"),
             # see `Scanner.watch_new`
@@ -135,6 +135,8 @@ HEAD: Final = np.dtype(
             *("refuted", "overflows"),
             # number of secrets, and of bytes before the channel's name in what a lane key is made from
             *("secrets", "lane_prefix_bytes"),
+            # frames that were too large, and control messages that were too many, see `Scanner.take_passed_over`
+            *("oversized", "control_unread"),
         )
     ]
     + [("seed", np.uint64)]
@@ -153,9 +155,10 @@ Indexes: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class TableLimits:
-    """Bounds of the tables. A record costs about 110 bytes (channel, and its name) or 90 bytes (stream)."""
+    """Bounds of the tables. A record costs about 125 bytes and its name (channel) or 100 bytes (stream)."""
 
     channels_max: int = 1_000_000
+    names_bytes_max: int = 64 * MIB
     streams_max: int = 4_000_000
     streams_per_channel_max: int = 100_000
     channel_name_bytes_max: int = NAME_BYTES_MAX
@@ -182,7 +185,7 @@ class Tables(NamedTuple):
 def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
-    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max"):
+    for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
         head[name] = getattr(limits, name)
     head["seed"] = limits.hash_seed & (2**64 - 1)
     head["refused_second"] = NEVER
@@ -329,7 +332,7 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
         return index
     if size > head.channel_name_bytes_max:  # no client of ours can use it, so nothing is missing in listings
         return REFUSED
-    if head.channels >= head.channels_max:
+    if head.channels >= head.channels_max or head.arena_bytes + size > head.names_bytes_max:
         head.refused_second = head.second
         return REFUSED
     if head.channels == tables.channels.shape[0]:

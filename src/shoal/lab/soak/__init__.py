@@ -5,6 +5,7 @@ A soak has one or more rounds, each with its own cluster. Its parts:
     rounds.py         the phases of every round: cluster, load processes, quiet, verdict
     run.py            rounds with faults, and with requested moves
     balancer_round.py rounds with a balancer, in which the load is raised
+    hostile_round.py  rounds with hostile clients, and how much they disturb honest ones
     outcome.py        options, the sum over all rounds, and the facts that are printed
 
 the load
@@ -16,6 +17,7 @@ the load
     publishers.py     the publishers of a load process
     subscribers.py    the subscribers of a load process
     plain_clients.py  plain Redis clients, and watchers of control messages
+    attacks.py        what hostile clients do; hostile_worker.py is their process, hostile_orders.py has its orders
     faults.py         kills of agents, servers and the coordinator
     move_schedule.py  when which channel is requested to move
     channel_capacity.py how much one channel carries on one server, and on several

@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import gc
 import sys
+from bisect import bisect_right
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,6 +86,12 @@ class RoundReport(msgspec.Struct):
     gaps_false: int = 0
     """Gaps in a round with freezes that cover no message that was owed and is missing."""
     pauses: Pauses = msgspec.field(default_factory=Pauses)
+    harmless: Histogram = msgspec.field(default_factory=Histogram)
+    """Latencies during harmless traffic beside the load."""
+    hostile: Histogram = msgspec.field(default_factory=Histogram)
+    """Latencies during attacks."""
+    attacks: dict[str, Histogram] = {}
+    """Both by phase: "harmless" or "hostile", and the attack."""
 
 
 SubscriptionLine: TypeAlias = (
@@ -114,6 +121,11 @@ class Checker:
         self._verdicts: list[Verdict] = []
         self._subscriptions = 0
         self._pauses = PauseMeter()
+        self._phases: list[round_log.PhaseBegan] = []
+        self._phase_times: list[float] = []
+        self._harmless = Histogram()
+        self._hostile = Histogram()
+        self._attacks: dict[str, Histogram] = {}
 
     def check(self) -> RoundReport:
         """Reads every log and judges every subscription."""
@@ -153,6 +165,9 @@ class Checker:
                     deaths[server].ended_at = at
                 case round_log.ServerFrozen(server, at):
                     self._history.unwatched.append(Interval(server, at))
+                case round_log.PhaseBegan():
+                    self._phases.append(record)
+                    self._phase_times.append(record.at)
             self._pauses.take_fault(record)
 
     def _read_moves(self) -> None:
@@ -242,8 +257,19 @@ class Checker:
         if moving:
             histogram = self._moved if moves.is_moving(at, channel) else self._beside
         histogram.add(at - sent_at)
+        if self._phases:
+            self._time_phase(at - sent_at, sent_at)
         if not moves.is_saturated(sent_at, at):
             (self._free_moving if moving else self._free_quiet).add(at - sent_at)
+
+    def _time_phase(self, latency_s: float, sent_at: float) -> None:
+        """Adds a latency to the phase in which its message was published."""
+        place = bisect_right(self._phase_times, sent_at) - 1
+        phase = self._phases[place] if place >= 0 else None
+        if phase is not None and phase.attack:
+            kind, total = ("hostile", self._hostile) if phase.hostile else ("harmless", self._harmless)
+            total.add(latency_s)
+            self._attacks.setdefault(f"{kind} {phase.attack}", Histogram()).add(latency_s)
 
     def _lines(self, path: Path) -> Iterator[round_log.Record]:
         """The lines of a log, except corner cases, problems and the end, which are counted here."""
@@ -300,6 +326,9 @@ class Checker:
             subscriptions=self._subscriptions,
             gaps_false=sum(len(verdict.gaps_false) for verdict in verdicts),
             pauses=self._pauses.sum_up(),
+            harmless=self._harmless,
+            hostile=self._hostile,
+            attacks=self._attacks,
         )
 
 

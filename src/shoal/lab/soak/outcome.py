@@ -84,8 +84,10 @@ class BaseOutcome(ABC):
         for name in _SUMS:
             setattr(total, name, getattr(total, name) + getattr(report, name))
         total.violations = total.violations + report.violations
-        for name in ("quiet", "beside", "moved", "free_quiet", "free_moving"):
+        for name in ("quiet", "beside", "moved", "free_quiet", "free_moving", "harmless", "hostile"):
             getattr(total, name).merge(getattr(report, name))
+        for attack, latencies in report.attacks.items():
+            total.attacks.setdefault(attack, Histogram()).merge(latencies)
         total.movements.add(report.movements)
         total.pauses.add(report.pauses)
         self.exercised.update(report.exercised)

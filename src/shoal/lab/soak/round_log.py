@@ -287,6 +287,14 @@ class CoordinatorBack(_Line, tag="returned"):
     at: float
 
 
+class PhaseBegan(_Line, tag="phase began"):
+    """From now on there is harmless or hostile traffic beside the load, named after an attack; none if it is empty."""
+
+    hostile: bool
+    attack: str
+    at: float
+
+
 class CornerMet(_Line, tag="count"):
     """How often a corner case was met."""
 
@@ -343,6 +351,7 @@ Record: TypeAlias = (
     | ServerThawed
     | CoordinatorKilled
     | CoordinatorBack
+    | PhaseBegan
     | CornerMet
     | Note
     | Problem

@@ -12,8 +12,9 @@ from time import monotonic
 from typing import Final
 
 from shoal.bus import Bus, Subscription
-from shoal.errors import ProtocolError, ShoalError, UnreachableError
+from shoal.errors import ShoalError, UnreachableError
 from shoal.lab.sim.scenarios.channel_run_history import number_of
+from shoal.lab.soak.attacks import HOSTILE
 from shoal.lab.soak.load_context import LoadContext, OrderState
 from shoal.lab.soak.load_shape import Lifetime, LoadSubscriber
 from shoal.lab.soak.round_log import (
@@ -119,6 +120,8 @@ class _Subscriber:
         self._subscriber = subscriber
         self._random = self._shape.rng("subscriber", subscriber.number)
         self._leaving = False
+        self._hostile: set[tuple[str, int, int]] = set()
+        """Messages of hostile clients that were received."""
 
     async def live(self, orders: OrderState) -> None:
         lifetime, random = self._subscriber.lifetime, self._random
@@ -199,8 +202,20 @@ class _Subscriber:
         if isinstance(item, Gap):
             self._log.write(GapReceived(number, now, item.channel, item.publisher, item.first, item.last, item.reason))
         elif isinstance(item, Retraction):
-            raise ProtocolError(f"no client of the soak forges messages, but one was retracted: {item}")
+            self._write_retraction(item)
+        elif item.payload.startswith(HOSTILE):
+            self._hostile.add((item.channel, item.publisher, item.sequence))
+            self._log.write(CornerMet("hostile message received", 1))
         elif item.foreign and (foreign := foreign_number(item.payload)) is not None:
             self._log.write(ForeignReceived(number, now, foreign))
         else:
             self._log.write(MessageReceived(number, now, number_of(item), item.channel, item.publisher, item.sequence))
+
+    def _write_retraction(self, item: Retraction) -> None:
+        """Only messages of hostile clients may be retracted."""
+        named = item.channel, item.publisher, item.sequence
+        if named in self._hostile:
+            self._hostile.remove(named)
+            self._log.write(CornerMet("hostile message retracted", 1))
+        else:
+            self._log.write(Problem(f"false retraction: no hostile client has published {item}"))

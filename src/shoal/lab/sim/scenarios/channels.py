@@ -6,20 +6,24 @@ ring does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
+
+import msgspec
 
 import shoal.channels.agent.session  # noqa: F401 - the agent loads these modules late, and they declare rules
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import LAPSE_S, ChannelScenario
+from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import FORGED, REPEATED_KINDS
+from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
     *("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "unbroken"),
     *("agent_tags", "signatures", "client_tags", "owners", "peer_tags", "fresh_heartbeats"),
-    *("tags", "refute", "retract", "away"),
+    *("tags", "refute", "retract", "away", "complete"),
 )
 """The rules that this scenario tests."""
 
@@ -100,6 +104,8 @@ CORNERS: Final = {
     "lease ran out": "router stale_links",
     "subscriber sleeps while its server is out of the ring": "nap",
     "agent speaks while the coordinator is down": "agent orphan_heartbeats",
+    "agent's table of streams is full": "agent answers_incomplete",
+    "agent asks a client to wait": "router busy",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -177,6 +183,18 @@ class ChannelsRun(ChannelScenario):
     def _burst(self, nap: Nap, count: int) -> None:
         if nap.talker.started and nap.talker.node.up:
             nap.talker.process.call(nap.talker.burst, nap.channel, count)
+
+    def make_shape(self, options: FaultOptions) -> Shape:
+        """The common shape; in one of five runs a limit of agents is so small that it is met."""
+        rng, shape = self.world.rng("bounds"), super().make_shape(options)
+        changes: dict[str, int] = {}
+        match rng.randrange(10):
+            case 0:
+                changes = {"known_streams_max": rng.randint(2, 5)}
+            case 1:
+                changes = {"control_at_once_max": rng.choice((4, 12)), "control_per_s_max": rng.choice((5, 20))}
+        limits = msgspec.structs.replace(shape.limits, **changes)
+        return replace(shape, limits=limits, full="known_streams_max" in changes)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:

@@ -345,14 +345,16 @@ class ChannelScenario(Scenario):
         """Checks the promise of channels, and that everything has settled."""
         healable, calm = self.shape.healable, self.calm
         close_complete = healable and calm and not self.shape.slow_readers and not self.cut_off_at
-        verdict = judge(self.history, Expectations(healable, calm, close_complete=close_complete))
+        expect = Expectations(healable, calm, close_complete=close_complete, full=self.shape.full)
+        verdict = judge(self.history, expect)
         check_settled(self.apps, verdict)
         return verdict
 
     @property
     def calm(self) -> bool:
-        """Whether the run had no fault, no crash and no lapsed lease. Crashes that the scenario causes count too."""
-        return not self.faults.counts and not self.deaths and not self.shape.lapses
+        """Whether the run had no fault, no crash, no lapsed lease and no full table. Crashes that the scenario causes
+        count too."""
+        return not self.faults.counts and not self.deaths and not self.shape.lapses and not self.shape.full
 
     def quiet(self) -> bool:
         """Whether all subscriptions are in force, all messages confirmed and no hole is open."""

@@ -9,7 +9,8 @@ the truth; the checkers use it to tell false gaps from unavoidable ones:
 A publisher that runs knows everything about its stream. An agent knows a stream if it has heard that the stream ended.
 If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
 if that holds for all servers of a channel, these agents know the channel's streams. If only its process has lived since
-then, it knows that there are no other publishers: each had to wait for its answer before the first message.
+then, it knows that there are no other publishers: each had to wait for its answer before the first message. An agent
+whose tables are too small does not know that.
 
 In runs where gaps are reported early, faults can last longer than a subscriber waits. There,
 participants count as reachable only after the faults have been over for that long.
@@ -35,6 +36,8 @@ def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[st
     watching = [agent for agent in agents if _watches(run, agent)]
     steady = {agent.server for agent in watching if agent.steady_since < sub.called_at}
     if gap.publisher is None:
+        if run.shape.full:
+            return ()
         old = [agent for agent in watching if agent.began_at < sub.called_at]
         return tuple(agent.node.name for agent in old if f"server {agent.server} " in gap.reason)
     faults_end_at = BEGIN_S + run.safety_s

@@ -38,6 +38,8 @@ class Shape:
     slow_readers: bool
     healable: bool
     lapses: bool
+    full: bool = False
+    """Whether the tables of agents are too small for the run."""
 
     @classmethod
     def draw(cls, rng: Random, faults: FaultOptions) -> Shape:

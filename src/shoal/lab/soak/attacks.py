@@ -1,0 +1,308 @@
+"""What hostile clients do: one small function for each attack, by name.
+
+Owns the attacks. They speak raw RESP with the password of the user `client`, and know what any client can overhear: the
+control messages of others, their ids, nonces and streams. Each attack yields batches of commands; who calls it sends
+them at the attack's rate, or harmless commands of the same sizes instead. `hostile_worker` is the process.
+
+An attack that publishes on a channel of honest clients marks its payloads (`HOSTILE`), so that the checker does not
+take them for messages of the load.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Final, NamedTuple, TypeAlias
+
+from shoal.errors import ProtocolError
+from shoal.wire import control, envelope
+from shoal.wire.commands import Command
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel, stream_id
+
+HOSTILE: Final = b"hostile "
+"""How payloads of attacks begin."""
+FAR: Final = 1 << 60
+"""A sequence number that no stream reaches."""
+LONG_MS: Final = (1 << 32) - 1
+BATCH: Final = 200
+"""Commands in one batch of a flood."""
+HEARD_MAX: Final = 10_000
+"""Overheard messages that are remembered."""
+LARGE_BYTES: Final = 34_000_000
+PATTERN_BYTES: Final = 80_000
+ME: Final = 0xBAD
+"""The client id of the attacker, where it needs one."""
+
+Batches: TypeAlias = Iterator[list[Command]]
+
+
+class Heard(NamedTuple):
+    """A message that was overheard."""
+
+    channel: bytes
+    data: bytes
+
+
+class Scene:
+    """What an attacker knows: the server's name, and what it has overheard there so far."""
+
+    def __init__(self, server: str, seed: int) -> None:
+        self.server = server
+        self.random = Random(seed)
+        self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
+        self.channels: dict[bytes, bytes] = {}
+        """A message of each channel of the load."""
+
+    def hear(self, channel: bytes, data: bytes) -> None:
+        """Something was published."""
+        if channel.startswith(envelope.RESERVED_PREFIX):
+            self.heard.append(Heard(channel, data))
+        elif envelope.is_envelope(data) and not data.startswith(HOSTILE, envelope.HEADER_BYTES):
+            self.channels[channel] = data
+
+    def questions(self, kind: type[control.Control]) -> Iterator[control.Received]:
+        """The overheard control messages of a kind, each once."""
+        while self.heard:
+            try:
+                received = control.decode(self.heard.popleft().data)
+            except ProtocolError:
+                continue
+            if isinstance(received.message, kind):
+                yield received
+
+    def streams(self) -> list[tuple[bytes, int, int]]:
+        """Channel, stream and sequence number of an overheard message of each channel."""
+        headers = ((channel, envelope.HEADER.unpack_from(data)) for channel, data in self.channels.items())
+        return [(channel, header[3], header[4]) for channel, header in headers]
+
+
+def to_agent(message: control.ToAgent, client: int = ME, number: int = FAR) -> Command:
+    """A control message to the server's agent."""
+    return b"PUBLISH", AGENT_CHANNEL, control.encode(message, client, number)
+
+
+def to_client(message: control.FromAgent, client: int, number: int) -> Command:
+    """A control message in the agent's name."""
+    return b"PUBLISH", inbox_channel(client), control.encode(message, client, number)
+
+
+# Speaking as an agent
+
+
+def forge_welcomes(scene: Scene) -> Batches:
+    """Answers every Greet with a lease of seven weeks."""
+    while True:
+        yield [
+            to_client(control.Welcome(scene.server, 1, 1, 1, LONG_MS, 1, b""), client, message.nonce)
+            for client, _, message in scene.questions(control.Greet)
+            if isinstance(message, control.Greet)
+        ]
+
+
+def forge_answers(scene: Scene) -> Batches:
+    """Answers every Hello with baselines that no stream reaches."""
+    while True:
+        yield [
+            to_client(_answer(scene, message), client, message.nonce)
+            for client, _, message in scene.questions(control.Hello)
+            if isinstance(message, control.Hello)
+        ]
+
+
+def _answer(scene: Scene, hello: control.Hello) -> control.Answer:
+    streams: control.HeardList = [(channel, stream, FAR, 0) for channel, stream, _ in scene.streams()]
+    return control.Answer(scene.server, hello.name, 1, 0, b"", b"", True, True, 0, 0, 1, streams, [])
+
+
+def forge_heartbeats(scene: Scene) -> Batches:
+    """Extends the lease in the agent's name, and asks all clients for their Present."""
+    number = 0
+    while True:
+        number += 1
+        heartbeat = control.Heartbeat(scene.server, 1, number - 1, 1, LONG_MS, True, 1)
+        resync = control.Resync(scene.server, 1, 1)
+        yield [(b"PUBLISH", HEARTBEAT_CHANNEL, control.encode(message, 0, number)) for message in (heartbeat, resync)]
+
+
+# Speaking as another client
+
+
+def claim_streams(scene: Scene) -> Batches:
+    """Claims, in Hellos and Presents, that the streams of others have come far."""
+    while True:
+        claims = [(channel, stream, FAR) for channel, stream, _ in scene.streams()]
+        hellos = [control.Hello(1, channel, False, False, 0, 0, stream, FAR) for channel, stream, _ in claims]
+        presents = control.presents(1, 1, [], [], claims)
+        yield [*map(to_agent, hellos), *map(to_agent, presents)]
+
+
+def claim_by_beacons(scene: Scene) -> Batches:
+    """The same on the channels themselves, where subscribers hear it."""
+    while True:
+        yield [
+            (b"PUBLISH", channel, envelope.beacon(0, stream, FAR, FAR, 0, scene.random.random() < 0.5))
+            for channel, stream, _ in scene.streams()
+        ]
+
+
+def forge_presents(scene: Scene) -> Batches:
+    """Answers resyncs for others, and leaves in their name."""
+    while True:
+        batch: list[Command] = []
+        for channel, stream, _ in scene.streams():
+            client = envelope.client_of(stream)
+            batch.append(to_agent(control.Present(1, 1, 0, 1, [], [], []), client))
+            batch.append(to_agent(control.Left(channel, stream, FAR), client))
+        for client, _, message in scene.questions(control.Hello):
+            if isinstance(message, control.Hello) and not message.publisher:
+                batch.append(to_agent(control.Bye(message.name, message.pattern), client))
+        yield batch
+
+
+def forge_resends(scene: Scene) -> Batches:
+    """Answers every Heal with a false message, and says that the publisher has nothing else."""
+    while True:
+        batch: list[Command] = []
+        for asker, nonce, message in scene.questions(control.Heal):
+            if isinstance(message, control.Heal):
+                publisher = envelope.client_of(message.stream)
+                blob = envelope.prefix(0, 0, message.stream) + envelope.SUFFIX.pack(message.first, 0) + HOSTILE
+                healed = control.Healed(message.channel, message.stream, FAR, FAR, FAR, message.first)
+                for answer in (control.Resend(message.channel, blob), healed):
+                    batch.append((b"PUBLISH", peer_channel(asker), control.encode(answer, publisher, nonce)))
+        yield batch
+
+
+# Large and many
+
+
+def send_giant_names(scene: Scene) -> Batches:
+    """Names, patterns and lists far above their limits."""
+    pattern = (b"*a[b-z]?" * PATTERN_BYTES)[:PATTERN_BYTES]
+    slow = b"*" + b"a" * 480 + b"*b"
+    name = b"x" * LARGE_BYTES
+    while True:
+        yield [
+            to_agent(control.Hello(1, pattern, True, True, 0, 0)),
+            to_agent(control.Hello(2, b"*a" * 200, True, True, 0, 0)),
+            to_agent(control.Hello(3, slow, True, True, 0, 0)),
+            to_agent(control.Present(1, 1, 0, 1, [b"y"] * 5000, [], [])),
+            to_agent(control.Bye(name[:1_000_000], False)),
+            *((b"PUBLISH", b"hostile." + b"a" * 490 + b"%d" % number, HOSTILE) for number in range(BATCH)),
+        ]
+        yield [(b"PUBLISH", name, HOSTILE)]
+
+
+def flood_hellos(scene: Scene) -> Batches:
+    """Hellos for ever new channels and patterns."""
+    number = 0
+    while True:
+        batch = []
+        for _ in range(BATCH):
+            number += 1
+            pattern = number % 10 == 0
+            name = b"hostile.%d%b" % (number, b"*" if pattern else b"")
+            batch.append(to_agent(control.Hello(number, name, pattern, True, 0, 0), ME, number))
+        yield batch
+
+
+def flood_greets(scene: Scene) -> Batches:
+    """Greets, each of which wants a ring."""
+    number = 0
+    while True:
+        number += BATCH
+        yield [to_agent(control.Greet(number + index, 0), ME, number + index) for index in range(BATCH)]
+
+
+def flood_heals(scene: Scene) -> Batches:
+    """Asks publishers for all that they have, again and again, in the names of many."""
+    while True:
+        streams = scene.streams()
+        yield [
+            (
+                b"PUBLISH",
+                peer_channel(envelope.client_of(stream)),
+                control.encode(control.Heal(channel, stream, 1, FAR), scene.random.getrandbits(47) + 1, number),
+            )
+            for channel, stream, _ in streams
+            for number in range(max(1, BATCH // max(1, len(streams))))
+        ]
+
+
+def flood_streams(scene: Scene) -> Batches:
+    """Made-up streams, on channels of the attacker."""
+    while True:
+        yield [
+            (b"PUBLISH", b"hostile.%d" % (index % 10), _first_message(scene.random.getrandbits(47) + 1))
+            for index in range(BATCH)
+        ]
+
+
+def flood_one_channel(scene: Scene) -> Batches:
+    """Made-up streams on one channel of the load, until its table is full."""
+    while True:
+        channels = sorted(scene.channels)
+        channel = channels[0] if channels else b"hostile"
+        yield [(b"PUBLISH", channel, _first_message(scene.random.getrandbits(47) + 1)) for _ in range(BATCH)]
+
+
+def _first_message(client: int) -> bytes:
+    return envelope.prefix(0, 0, stream_id(client, 1)) + envelope.SUFFIX.pack(1, 0) + HOSTILE
+
+
+def flood_channels(scene: Scene) -> Batches:
+    """Ever new channels with long names."""
+    number = 0
+    while True:
+        number += BATCH
+        yield [
+            (b"PUBLISH", b"hostile.%d." % (number + index) + b"x" * 100, _first_message(ME)) for index in range(BATCH)
+        ]
+
+
+def send_large_messages(scene: Scene) -> Batches:
+    """Messages four times as large as permitted."""
+    large = HOSTILE + b"x" * LARGE_BYTES
+    while True:
+        yield [(b"PUBLISH", b"hostile.large", large)]
+
+
+def read_slowly(scene: Scene) -> Batches:
+    """Subscribes to everything and reads nothing, while large messages are published. The worker does not read replies
+    on connections that have subscribed."""
+    yield [(b"PSUBSCRIBE", b"*")]
+    payload = HOSTILE + b"x" * 100_000
+    while True:
+        yield [(b"PUBLISH", b"hostile.slow", payload)]
+
+
+class Attack(NamedTuple):
+    """An attack: its batches, the commands and bytes that it sends a second at most, and whether it only answers what
+    honest clients happen to ask."""
+
+    batches: Callable[[Scene], Batches]
+    commands_per_s: float
+    bytes_per_s: float = 50e6
+    answers: bool = False
+
+
+ATTACKS: Final[dict[str, Attack]] = {
+    "welcomes": Attack(forge_welcomes, 1000, answers=True),
+    "answers": Attack(forge_answers, 1000, answers=True),
+    "heartbeats": Attack(forge_heartbeats, 100),
+    "resends": Attack(forge_resends, 1000, answers=True),
+    "beacons": Attack(claim_by_beacons, 1000),
+    "presents": Attack(forge_presents, 1000),
+    "claims": Attack(claim_streams, 1000),
+    "giant-names": Attack(send_giant_names, 2000),
+    "hellos": Attack(flood_hellos, 50_000),
+    "greets": Attack(flood_greets, 50_000),
+    "heals": Attack(flood_heals, 2000),
+    "streams": Attack(flood_streams, 50_000),
+    "one-channel": Attack(flood_one_channel, 50_000),
+    "channels": Attack(flood_channels, 50_000),
+    "large": Attack(send_large_messages, 2, bytes_per_s=100e6),
+    "slow-readers": Attack(read_slowly, 200),
+}
+"""All attacks by name."""
