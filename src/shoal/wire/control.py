@@ -358,6 +358,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 _HEAD: Final = struct.Struct("<2sBBBBxxQQ")
 HEAD_BYTES: Final = _HEAD.size
+_FIELDS: Final = struct.Struct("<2xBBBBxxQQ")
 _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
 
@@ -513,7 +514,7 @@ def read_head(data: bytes) -> Head | None:
     """The head of a control message of version 2 or later; None if `data` is not one."""
     if data[:2] != _MARK or len(data) < HEAD_BYTES:
         return None
-    head = Head._make(_HEAD.unpack_from(data)[1:])
+    head = Head._make(_FIELDS.unpack_from(data))
     return head if head.client < 1 << CLIENT_ID_BITS else None
 
 
