@@ -363,6 +363,7 @@ HEAD_BYTES: Final = _HEAD.size
 CLIENT_AT: Final = HEAD_BYTES - 16
 NUMBER_AT: Final = HEAD_BYTES - 8
 """Where client and number are in the head."""
+_FIELDS: Final = struct.Struct("<2xBBBBxxQQ")
 _MARK: Final = b"\xf5D"
 _MARK_1: Final = b"\xf5C"
 
@@ -518,7 +519,7 @@ def read_head(data: bytes) -> Head | None:
     """The head of a control message of version 2 or later; None if `data` is not one."""
     if data[:2] != _MARK or len(data) < HEAD_BYTES:
         return None
-    head = Head._make(_HEAD.unpack_from(data)[1:])
+    head = Head._make(_FIELDS.unpack_from(data))
     return head if head.client < 1 << CLIENT_ID_BITS else None
 
 

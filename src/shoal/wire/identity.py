@@ -31,6 +31,8 @@ SIGNATURE_BYTES: Final = 64
 
 KEYS_MAX: Final = 64
 """Size of the cache of public keys."""
+DERIVED_MAX: Final = 4096
+"""Size of the caches of peer keys, and of hashes that have taken the key of control messages."""
 
 _SIGNED_PREFIX: Final = b"shoal control\0"
 
@@ -72,7 +74,7 @@ class ClientKey:
 
     def peer(self, asker: int) -> bytes:
         """The key that this client, as a publisher, shares with a client that asks it for messages."""
-        return derive(self.key, b"peer", _u64(asker))
+        return _peer_key(self.key, asker)
 
     def sealed(self, secret: bytes, nonce: int, peer: int, generation: int) -> bytes:
         """A key as an agent sends it to this client, and the same again to open it. A nonce seals one key only."""
@@ -134,11 +136,18 @@ def enrolment_inbox(client_exchange: bytes) -> int:
     return int.from_bytes(hashlib.blake2s(client_exchange, digest_size=CLIENT_ID_BYTES).digest(), "big") or 1
 
 
+@lru_cache(maxsize=DERIVED_MAX)
+def _peer_key(key: bytes, asker: int) -> bytes:
+    return derive(key, b"peer", _u64(asker))
+
+
+@lru_cache(maxsize=DERIVED_MAX)
 def ask_key(peer_key: bytes) -> bytes:
     """The key of requests to a publisher."""
     return derive(peer_key, b"ask")
 
 
+@lru_cache(maxsize=DERIVED_MAX)
 def reply_key(peer_key: bytes) -> bytes:
     """The key of a publisher's answers."""
     return derive(peer_key, b"reply")
@@ -146,7 +155,15 @@ def reply_key(peer_key: bytes) -> bytes:
 
 def control_tag(key: bytes, head: bytes, body: bytes) -> bytes:
     """The tag of a control message."""
-    return derive(key, b"control", head + body, CONTROL_TAG_BYTES)
+    state = _control_state(key).copy()
+    state.update(head + body)
+    return state.digest()
+
+
+@lru_cache(maxsize=DERIVED_MAX)
+def _control_state(key: bytes) -> hashlib.blake2s:
+    """A hash that has taken a key. To copy it is cheaper than to begin anew."""
+    return hashlib.blake2s(key=key, person=b"control", digest_size=CONTROL_TAG_BYTES)
 
 
 def is_signed(public: bytes, head: bytes, body: bytes, signature: bytes) -> bool:

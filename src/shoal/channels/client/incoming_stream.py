@@ -24,7 +24,7 @@ from array import array
 from typing import Final, NamedTuple
 
 from shoal.message import Message
-from shoal.wire.envelope import HEADER_BYTES, WORDS, client_of
+from shoal.wire.envelope import HEADER_BYTES, WORDS, client_of, is_plain
 from shoal.wire.lane_tag import covered_end, mark_of
 
 LAPSED_MAX: Final = 1000
@@ -57,7 +57,7 @@ class Origin(NamedTuple):
     def of(cls, blob: bytes, server: str) -> Origin:
         """The origin of an envelope."""
         word, _, _, time_us, tag = WORDS.unpack_from(blob)
-        return cls(server, word, time_us, tag, blob[HEADER_BYTES : covered_end(blob)])
+        return cls(server, word, time_us, tag, b"" if is_plain(word) else blob[HEADER_BYTES : covered_end(blob)])
 
     def mark(self, stream: int, number: int) -> int:
         """The mark by which an agent would name this copy."""

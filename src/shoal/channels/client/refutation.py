@@ -198,15 +198,16 @@ def _named(
     sub: SubscriptionCore, channel: bytes, listed: list[tuple[int, int, int]], server: str
 ) -> list[tuple[int, int, Origin]]:
     """Those copies from a server that a subscription knows and an agent names."""
-    known: dict[tuple[int, int], set[Origin]] = {(stream, number): set() for stream, number, _ in listed}
-    for name, stream, number, origin in (*sub.rivals, *_early(sub)):
-        if name == channel and (stream, number) in known:
-            known[stream, number].add(origin)
     chan = sub.channels.get(channel)
-    for (number, sequence), origins in known.items():
-        stream_in = chan.streams.get(number) if chan is not None else None
-        if stream_in is not None:
-            origins.update(stream_in.origins(sequence))
+    streams = chan.streams if chan is not None else {}
+    known: dict[tuple[int, int], set[Origin]] = {
+        (stream, number): streams[stream].origins(number) if stream in streams else set()
+        for stream, number, _ in listed
+    }
+    if sub.rivals or sub.early or sub.passed:
+        for name, stream, number, origin in (*sub.rivals, *_early(sub)):
+            if name == channel and (stream, number) in known:
+                known[stream, number].add(origin)
     return [
         (stream, number, origin)
         for stream, number, mark in listed

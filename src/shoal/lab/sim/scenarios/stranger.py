@@ -55,8 +55,9 @@ PAUSE_S: Final = 0.7
 HOSTILE: Final = 0.2
 """The share of the seeds in which it listens to internal channels, answers and repeats what it hears there."""
 ANSWERS: Final = 0.5
-"""The share of overheard questions that it answers, at most `ANSWERS_MAX` on one connection."""
-ANSWERS_MAX: Final = 4
+"""The share of overheard questions that it answers, at most `ANSWERS_MAX` on one connection. It answers all of them
+where the agent is silent."""
+ANSWERS_MAX: Final = 8
 REMEMBERED: Final = 6
 """Overheard messages of each kind and server that it repeats later."""
 FAR: Final = 1 << 60
@@ -289,7 +290,7 @@ class Stranger:
             message = control.decode(data).message
             assert isinstance(message, control.Heartbeat)
             self._incarnations[visit.server] = message.incarnation
-        if visit.answers >= ANSWERS_MAX or self.random.random() > ANSWERS:
+        if visit.answers >= ANSWERS_MAX or (not visit.silent and self.random.random() > ANSWERS):
             return []
         lies = self._false_answers(visit.server, head, data)
         visit.answers += bool(lies)
