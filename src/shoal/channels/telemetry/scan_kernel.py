@@ -15,6 +15,7 @@ Any client can make observed frames large or many, so both have limits here. Of 
 the beginning is looked at: the message is counted, its bytes are skipped as they come, and if Python should have seen
 it, the channel's listing is incomplete. Python sees a control message to agents if its client has a token left in the
 meter and `control_left` is not used up; the others, and those above `TO_AGENT_BYTES_MAX`, are counted and passed over.
+Messages on channels that are new, and watched only for that reason, are metered in the same way.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 import numpy as np
 
 from shoal.channels.telemetry.tables import (
+    METERED,
     NO_ROOM,
     REFUSED,
     Tables,
@@ -37,6 +39,7 @@ from shoal.wire.envelope import (
     AGENT_CHANNEL,
     BEACON,
     ENDED,
+    EPOCH_BITS,
     FINAL,
     FOREIGN,
     FORWARDED,
@@ -96,6 +99,7 @@ CURSOR: Final = np.dtype(
 METER: Final = np.dtype(
     [
         ("tokens", np.int64),  # control messages that clients of this row may still send
+        ("lookups", np.int64),  # messages on new channels of theirs that Python may still see
         ("client", np.uint64),  # sender and number of the last one that was passed over; 0 if there is none
         ("number", np.uint64),
     ]
@@ -137,6 +141,7 @@ _EXTENSION_AT: Final = 3
 _STREAM_AT: Final = 8
 _SEQUENCE_AT: Final = 16
 _VERSION_SHIFT: Final = np.uint64(32)
+_EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
 _UNKNOWN_FLAGS: Final = UNKNOWN_FLAGS
 
 _LINE: Final = 1
@@ -241,7 +246,7 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables, meter: Records) 
     if name_bytes >= _RESERVED_BYTES and load_u64(data, name_at) == _RESERVED:
         status = take_internal(data, cursor, tables, meter, name_at, name_bytes, payload_at, payload_bytes, start)
     else:
-        status = count(data, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
+        status = count(data, tables, meter, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
         if status == WATCHED and oversized:
             status = PASSED
             mark_incomplete(data, tables, name_at, name_bytes)
@@ -322,6 +327,7 @@ def mark_incomplete(data: Bytes, tables: Tables, name_at: int, name_bytes: int) 
 def count(
     data: Bytes,
     tables: Tables,
+    meter: Records,
     name_at: int,
     name_bytes: int,
     payload_at: int,
@@ -334,13 +340,16 @@ def count(
     index = enter_channel(tables, data, name_at, name_bytes)
     if index == NO_ROOM:
         return GROW
-    if index == REFUSED:
-        head.uncounted += 1
-        head.uncounted_bytes += frame_bytes
-        return WATCHED if head.watch_new else PASSED
     first = load_u64(data, payload_at)
     body = payload_bytes - _HEADER_BYTES - 8 * np.int64(data[payload_at + _EXTENSION_AT])
     ours = payload_bytes >= _HEADER_BYTES and (first & _LOW_16) == _MAGIC and body >= 0
+    client = load_u64(data, payload_at + _STREAM_AT) >> _EPOCH_BITS if ours else _NOBODY
+    if index == REFUSED:
+        head.uncounted += 1
+        head.uncounted_bytes += frame_bytes
+        if head.watch_new == METERED:
+            return look_up(head, meter, client)
+        return WATCHED if head.watch_new else PASSED
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
     if not ours:
@@ -372,7 +381,20 @@ def count(
     if not channel.watched:
         return PASSED
     version = np.int64(first >> _VERSION_SHIFT)
-    return PASSED if ours and version == channel.but_version else WATCHED
+    if ours and version == channel.but_version:
+        return PASSED
+    return look_up(head, meter, client) if channel.watched == METERED else WATCHED
+
+
+@part
+def look_up(head: Records, meter: Records, client: np.uint64) -> int:
+    """Whether Python sees a message on a new channel: `WATCHED`, or `PASSED` if the client begins too many."""
+    row = meter[meter_row(head.seed, client)]
+    if row.lookups <= 0:
+        head.not_looked_up += 1
+        return PASSED
+    row.lookups -= 1
+    return WATCHED
 
 
 @part

@@ -23,7 +23,9 @@ import numpy.typing as npt
 
 from shoal.channels.telemetry import pattern_kernel, scan_kernel, table_queries
 from shoal.channels.telemetry.tables import (
+    ALWAYS,
     COUNTERS,
+    METERED,
     MISSING,
     NEVER,
     NO_ROOM,
@@ -226,14 +228,14 @@ class Scanner:
 
     def clear(self) -> None:
         """Drops all channels and streams: a new incarnation of the agent begins."""
-        self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
+        self._tables = make_tables(self._limits, int(self._tables.head[0]["watch_new"]))
         self._observed_bytes = 0
         self._second = None
 
-    def watch_new(self) -> None:
-        """Watches every new channel from its first frame on, until `watch` changes that. Channels for which the tables
-        have no room are always watched."""
-        self._tables.head[0]["watch_new"] = 1
+    def watch_new(self, metered: bool = False) -> None:
+        """Watches every new channel from its first frame on, until `watch` changes that, and channels for which the
+        tables have no room; with `metered` only as far as the meter allows."""
+        self._tables.head[0]["watch_new"] = METERED if metered else ALWAYS
 
     def watch_all(self) -> None:
         """Watches every known channel, until `watch` changes that."""
@@ -361,11 +363,12 @@ class Scanner:
         """The row of a client in the meter."""
         return int(scan_kernel.find_meter_row(self._tables.head[0]["seed"], np.uint64(client)))
 
-    def take_passed_over(self) -> tuple[int, int]:
-        """The number of messages that were too large, and of control messages above a quota, since the last call."""
+    def take_passed_over(self) -> tuple[int, int, int]:
+        """The number of messages that were too large, and of control messages and messages on new channels above a
+        quota, since the last call."""
         head = self._tables.head[0]
-        found = int(head["oversized"]), int(head["control_unread"])
-        head["oversized"] = head["control_unread"] = 0
+        found = int(head["oversized"]), int(head["control_unread"]), int(head["not_looked_up"])
+        head["oversized"] = head["control_unread"] = head["not_looked_up"] = 0
         return found
 
     def close_unit(self) -> UnitCounts:

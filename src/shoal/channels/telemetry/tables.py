@@ -37,6 +37,9 @@ MISSING: Final = -1
 NO_ROOM: Final = -2
 REFUSED: Final = -3
 NO_VERSION: Final = -1
+ALWAYS: Final = 1
+METERED: Final = 2
+"""How frames of a channel are returned to Python: all of them, or those for which their publishers have a token."""
 NEVER: Final = -(2**31)
 """The second of an event that never happened. Seconds in the tables count from the first `feed`."""
 
@@ -60,7 +63,7 @@ CHANNEL: Final = np.dtype(
         ("refused_second", np.int32),
         ("unit", np.int32),
         ("but_version", np.int64),  # frames with this version are only counted; or `NO_VERSION`
-        ("watched", np.uint8),  # whether frames are also returned to Python
+        ("watched", np.uint8),  # whether frames are also returned to Python: 0, `ALWAYS`, or `METERED`
     ],
     align=True,
 )
@@ -94,8 +97,8 @@ HEAD: Final = np.dtype(
             *("uncounted", "uncounted_bytes", "internal", "internal_bytes"),
             # messages of other versions, see `Scanner.take_other_formats`
             *("envelopes_1", "unknown_flags"),
-            # frames that were too large, and control messages that were too many, see `Scanner.take_passed_over`
-            *("oversized", "control_unread"),
+            # frames too large, and control messages and new channels too many, see `Scanner.take_passed_over`
+            *("oversized", "control_unread", "not_looked_up"),
         )
     ]
     + [("seed", np.uint64)]
@@ -136,7 +139,7 @@ class Tables(NamedTuple):
     active_streams: Indexes
 
 
-def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
+def make_tables(limits: TableLimits, watch_new: int = 0) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
     for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
@@ -362,9 +365,9 @@ def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: 
 @kernel
 def set_watched(tables: Tables, name: Bytes, size: int, watched: bool, but_version: int) -> int:
     """Sets whether the frames of a channel are returned to Python; results as of `enter_channel`. An unknown channel is
-    added only if it would not be watched otherwise."""
+    added only if it would not be watched otherwise, or not always."""
     channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
-    if channel == MISSING and watched and not tables.head[0].watch_new:
+    if channel == MISSING and watched and tables.head[0].watch_new != ALWAYS:
         channel = enter_channel(tables, name, 0, size)
     if channel >= 0:
         tables.channels[channel].watched = watched
