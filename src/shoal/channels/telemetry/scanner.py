@@ -21,7 +21,7 @@ import hiredis
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.telemetry import pattern_kernel, scan_kernel, table_queries
+from shoal.channels.telemetry import scan_kernel, table_queries
 from shoal.channels.telemetry.tables import (
     ALWAYS,
     COUNTERS,
@@ -301,11 +301,8 @@ class Scanner:
 
     def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
         """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
-        names, offsets = table_queries.gather_names(
-            self._tables, np.arange(self._tables.head[0]["channels"], dtype=np.int32)
-        )
         glob = np.array(np.frombuffer(pattern, np.uint8))
-        found, steps, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
+        found, steps, whole = table_queries.match_channels(self._tables, glob, steps_max)
         return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
 
     @property
@@ -440,6 +437,7 @@ def warm_up() -> None:
         scanner.streams(b"a")
         scanner.last_of(b"a", 1)
         scanner.meter_row(1)
+        scanner.matching(b"*", 1)
         scanner.close_unit()
         scanner.forget_idle(1)
         grow(scanner._tables)
