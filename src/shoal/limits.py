@@ -187,18 +187,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # -- What clients may ask of an agent --------------------------------------------------------------------
 
-    control_at_once_max: int = 100_000
+    control_at_once_max: int = 50_000
     """Control messages (hellos, greetings and so on) of one client that an agent handles at once. Messages that are
     expensive count as several. Above it they are dropped, and the client is told to wait.
     """
 
-    control_per_s_max: int = 2_000
+    control_per_s_max: int = 5_000
     """The same per second, on average."""
 
     control_total_at_once_max: int = 200_000
     """Control messages of all clients that an agent handles at once."""
 
     control_total_per_s_max: int = 20_000
+    """The same per second, on average."""
+
+    new_channels_at_once_max: int = 10_000
+    """Messages of one client on channels that are new to an agent, or for which it has no room, which the agent looks
+    up at once, to forward a message that is not where it belongs. Above it, messages are counted and not forwarded.
+    While channels are recorded there is no such limit.
+    """
+
+    new_channels_per_s_max: int = 2_000
     """The same per second, on average."""
 
     known_channels_max: int = 1_000_000

@@ -455,8 +455,8 @@ def test_a_message_above_the_limit_is_counted_and_skipped(frame: bytes, step: in
     listing = scanner.streams(b"t")
     assert dict(listing.streams) == {1 << 16: 2} | ({7 << 16: 3} if numbered else {})
     assert listing.complete
-    assert scanner.take_passed_over() == (1, 0)
-    assert scanner.take_passed_over() == (0, 0)
+    assert scanner.take_passed_over() == (1, 0, 0)
+    assert scanner.take_passed_over() == (0, 0, 0)
 
 
 def test_a_large_message_takes_no_memory() -> None:
@@ -486,7 +486,7 @@ def test_control_messages_beyond_the_allowance_are_passed_over() -> None:
     scanner.control_left = 2
     found = scan_all(scanner, [observed(b"__shoal:agent", b"%d" % number) for number in range(5)])
     assert [frame.value[3] for frame in found] == [b"0", b"1"]
-    assert (scanner.control_left, scanner.take_passed_over()) == (0, (0, 3))
+    assert (scanner.control_left, scanner.take_passed_over()) == (0, (0, 3, 0))
     scanner.control_left = 1
     too_large = observed(b"__shoal:agent", b"x" * (TO_AGENT_BYTES_MAX + 1))
     assert scan_all(scanner, [too_large, observed(b"__shoal:agent", b"x" * TO_AGENT_BYTES_MAX)])[0].push

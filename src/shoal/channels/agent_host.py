@@ -39,6 +39,7 @@ class AgentCounters(msgspec.Struct):
     forged: int = 0
     oversized: int = 0
     control_unread: int = 0
+    not_looked_up: int = 0
     over_quota: int = 0
     answers_incomplete: int = 0
     forwarded: int = 0

@@ -826,6 +826,7 @@ class AgentCore:
     def mark(self, pattern: bytes, on: bool) -> None:
         """The coordinator marks channels as recorded, or no longer; each is looked up with its next message."""
         if self.recorder.mark(pattern, on):
+            self.scanner.watch_new(metered=not self.recorder.active)
             self.scanner.watch_all()
 
     # Other servers (`forward_links` keeps a connection to each, `report_writer` takes reports)

@@ -60,7 +60,7 @@ class Dispatcher:
         self._handovers = Handovers(host, self._moving, self.forwards, self._send_beacon)
         self._announcements = Announcements(host, self._send_beacon)
         self._reporting = Reporting(host, self._moving, self._notices, self._handovers, self.targets)
-        host.scanner.watch_new()
+        host.scanner.watch_new(metered=True)
 
     @property
     def moving(self) -> int:

@@ -30,6 +30,9 @@ RETRY_MS_MIN: Final = 1000
 RETRY_MS_MAX: Final = 10_000
 """The time for which a client is asked to wait."""
 
+DEBT_SHARE: Final = 0.1
+"""A debt of this part of `control_at_once_max` is small: a client that asks for as much as it may is served."""
+
 GREET_UNITS: Final = 9
 """Added for a Greet: a client sends few, so many are a flood."""
 
@@ -62,18 +65,24 @@ class ControlMeter:
         self._rows = scanner.meter
         self._at_once = limits.control_at_once_max
         self._per_s = limits.control_per_s_max
+        self._lookups_at_once = limits.new_channels_at_once_max
+        self._lookups_per_s = limits.new_channels_per_s_max
         self._rows["tokens"] = self._at_once
+        self._rows["lookups"] = self._lookups_at_once
         self._refilled_at = 0.0
         self._total = TokenBucket(limits.control_total_at_once_max, limits.control_total_per_s_max, 0.0)
         self._readable = 0
 
     def begin_turn(self, now: float) -> None:
         """Says to the scanner how much it may return in this turn."""
-        added = int(self._per_s * (now - self._refilled_at))
-        if added > 0 and now >= self._refilled_at + REFILL_S:
+        passed_s = now - self._refilled_at
+        if passed_s >= REFILL_S and passed_s * self._per_s >= 1:
             self._refilled_at = now
-            tokens = self._rows["tokens"]
-            np.minimum(tokens + added, self._at_once, out=tokens)
+            for column, per_s, at_once in (
+                (self._rows["tokens"], self._per_s, self._at_once),
+                (self._rows["lookups"], self._lookups_per_s, self._lookups_at_once),
+            ):
+                np.minimum(column + int(per_s * passed_s), at_once, out=column)
         self._readable = max(0, int(self._total.refill(now)))
         self._scanner.control_left = self._readable
 
@@ -86,8 +95,8 @@ class ControlMeter:
         self._total.tokens += 1 - REJECTED_UNITS
 
     def allows(self, client: int) -> bool:
-        """Whether a client has paid for what it asked so far."""
-        return bool(self._rows["tokens"][self._scanner.meter_row(client)] >= 0)
+        """Whether messages of a client that were read may be handled: it has no large debt."""
+        return bool(self._rows["tokens"][self._scanner.meter_row(client)] >= -DEBT_SHARE * self._at_once)
 
     def charge(self, client: int, units: int) -> None:
         """Charges a client for its work."""
@@ -105,5 +114,5 @@ class ControlMeter:
         self._rows["client"] = 0
         return [
             Refusal(client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX))
-            for tokens, client, number in found.tolist()
+            for tokens, _, client, number in found.tolist()
         ]

@@ -199,17 +199,19 @@ class ServerSession:
 
     def _log_passed_over(self, now: float) -> None:
         """Clients send more, or larger messages, than an agent takes."""
-        oversized, unread = self.core.scanner.take_passed_over()
+        oversized, unread, not_looked_up = self.core.scanner.take_passed_over()
         counters = self.core.counters
         counters.oversized += oversized
         counters.control_unread += unread
-        if (oversized or unread) and now >= self._passed_over_at + OTHER_FORMATS_EVERY_S:
+        counters.not_looked_up += not_looked_up
+        if (oversized or unread or not_looked_up) and now >= self._passed_over_at + OTHER_FORMATS_EVERY_S:
             self._passed_over_at = now
             _log.warning(
                 "messages passed over: a client sends more or larger messages than the agent takes",
                 server=self.core.server,
                 oversized=counters.oversized,
                 control_unread=counters.control_unread,
+                not_looked_up=counters.not_looked_up,
             )
 
     def _arm(self, now: float) -> None:

@@ -15,7 +15,8 @@ Any client can make observed frames large or many, so both have limits here. Of 
 the beginning is looked at: the message is counted, its bytes are skipped as they come, and if Python should have seen
 it, the channel's listing is incomplete. Python sees a control message to agents if the client that it names has a token
 left in the meter and `control_left` is not used up; the others, and those above `TO_AGENT_BYTES_MAX`, are counted and
-passed over. Python takes the token when it has authenticated the message.
+passed over. Python takes the token when it has authenticated the message. Messages on channels that are new, and
+watched only for that reason, are metered too, by the client whose tag they have; false ones are not returned.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy as np
 
 from shoal.channels.telemetry.lane_check import FALSE, FRESH, UNKNOWN_LANE, take_number
 from shoal.channels.telemetry.tables import (
+    METERED,
     NO_ROOM,
     REFUSED,
     Tables,
@@ -37,6 +39,7 @@ from shoal.wire.control import CLIENT_AT, HEAD_BYTES, NUMBER_AT, TO_AGENT_BYTES_
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
     BEACON,
+    EPOCH_BITS,
     FOREIGN,
     FORWARDED,
     HEADER,
@@ -102,6 +105,7 @@ NO_LANE: Final = -1
 METER: Final = np.dtype(
     [
         ("tokens", np.int64),  # control messages that clients of this row may still send; `ControlMeter` takes them
+        ("lookups", np.int64),  # messages on new channels of theirs that Python may still see
         ("client", np.uint64),  # sender and number of the last one that was passed over; 0 if there is none
         ("number", np.uint64),
     ]
@@ -137,6 +141,8 @@ _COUNTED_BYTES: Final = _HEADER_BYTES + 8 * 255 + _SETTLED_BYTES
 _FLAGS_AT: Final = 2
 _EXTENSION_AT: Final = 3
 _VERSION_SHIFT: Final = np.uint64(32)
+_STREAM_AT: Final = 8
+_EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
 _UNKNOWN_FLAGS: Final = UNKNOWN_FLAGS
 
 _LINE: Final = 1
@@ -242,7 +248,7 @@ def take_observed(data: Bytes, cursor: Records, tables: Tables, meter: Records) 
     if name_bytes >= _RESERVED_BYTES and load_u64(data, name_at) == _RESERVED:
         status = take_internal(data, cursor, tables, meter, name_at, name_bytes, payload_at, payload_bytes, start)
     else:
-        status = count(data, cursor, tables, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
+        status = count(data, cursor, tables, meter, name_at, name_bytes, payload_at, payload_bytes, frame_end - start)
         if status == WATCHED and oversized:
             status = PASSED
             if cursor.standing != FALSE:
@@ -320,6 +326,7 @@ def count(
     data: Bytes,
     cursor: Records,
     tables: Tables,
+    meter: Records,
     name_at: int,
     name_bytes: int,
     payload_at: int,
@@ -338,6 +345,7 @@ def count(
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
     numbered = ours and (flags & FOREIGN) == 0 and (not beacon or body == _SETTLED_BYTES)
+    client = load_u64(data, payload_at + _STREAM_AT) >> _EPOCH_BITS if numbered else _NOBODY
     cursor.standing = FRESH if numbered or not ours or flags & FOREIGN or not head.secrets else FALSE
     if index == REFUSED:
         head.uncounted += 1
@@ -350,7 +358,7 @@ def count(
                 head.uncounted_bytes -= frame_bytes
                 return LANE
             cursor.standing = FRESH if cursor.lane_found else FALSE
-        return WATCHED
+        return look_up(head, cursor, meter, client) if head.watch_new == METERED else WATCHED
     if numbered and (head.secrets or not flags & _UNKNOWN_FLAGS):
         cursor.standing = take_number(tables, cursor, index, data, payload_at)
         if cursor.standing == NO_ROOM:
@@ -379,7 +387,23 @@ def count(
     if not channel.watched:
         return PASSED
     version = np.int64(first >> _VERSION_SHIFT)
-    return PASSED if ours and version == channel.but_version else WATCHED
+    if ours and version == channel.but_version:
+        return PASSED
+    return look_up(head, cursor, meter, client) if channel.watched == METERED else WATCHED
+
+
+@part
+def look_up(head: Records, cursor: Records, meter: Records, client: np.uint64) -> int:
+    """Whether Python sees a message on a new channel: `WATCHED`, or `PASSED` if the client begins too many, or if it is
+    not the client's."""
+    if cursor.standing == FALSE:
+        return PASSED
+    row = meter[meter_row(head.seed, client)]
+    if row.lookups <= 0:
+        head.not_looked_up += 1
+        return PASSED
+    row.lookups -= 1
+    return WATCHED
 
 
 @part

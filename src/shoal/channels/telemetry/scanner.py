@@ -22,10 +22,12 @@ import hiredis
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.telemetry import pattern_kernel, scan_kernel, table_queries
+from shoal.channels.telemetry import scan_kernel, table_queries
 from shoal.channels.telemetry.lane_check import FALSE, FRESH, find_lane
 from shoal.channels.telemetry.tables import (
+    ALWAYS,
     COUNTERS,
+    METERED,
     MISSING,
     NEVER,
     NO_ROOM,
@@ -265,7 +267,7 @@ class Scanner:
 
     def clear(self) -> None:
         """Drops all channels and streams: a new incarnation of the agent begins."""
-        self._tables = make_tables(self._limits, bool(self._tables.head[0]["watch_new"]))
+        self._tables = make_tables(self._limits, int(self._tables.head[0]["watch_new"]))
         self._false = self._tables.head["refuted"]
         if self._secrets:
             set_secrets(self._tables, self._server, self._secrets)
@@ -273,10 +275,10 @@ class Scanner:
         self._observed_bytes = 0
         self._second = None
 
-    def watch_new(self) -> None:
-        """Watches every new channel from its first frame on, until `watch` changes that. Channels for which the tables
-        have no room are always watched."""
-        self._tables.head[0]["watch_new"] = 1
+    def watch_new(self, metered: bool = False) -> None:
+        """Watches every new channel from its first frame on, until `watch` changes that, and channels for which the
+        tables have no room; with `metered` only as far as the meter allows."""
+        self._tables.head[0]["watch_new"] = METERED if metered else ALWAYS
 
     def watch_all(self) -> None:
         """Watches every known channel, until `watch` changes that."""
@@ -343,11 +345,8 @@ class Scanner:
 
     def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
         """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
-        names, offsets = table_queries.gather_names(
-            self._tables, np.arange(self._tables.head[0]["channels"], dtype=np.int32)
-        )
         glob = np.array(np.frombuffer(pattern, np.uint8))
-        found, steps, whole = pattern_kernel.match_names(names, offsets, glob, steps_max)
+        found, steps, whole = table_queries.match_channels(self._tables, glob, steps_max)
         return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
 
     @property
@@ -438,11 +437,12 @@ class Scanner:
         """The row of a client in the meter."""
         return int(scan_kernel.find_meter_row(self._tables.head[0]["seed"], np.uint64(client)))
 
-    def take_passed_over(self) -> tuple[int, int]:
-        """The number of messages that were too large, and of control messages above a quota, since the last call."""
+    def take_passed_over(self) -> tuple[int, int, int]:
+        """The number of messages that were too large, and of control messages and messages on new channels above a
+        quota, since the last call."""
         head = self._tables.head[0]
-        found = int(head["oversized"]), int(head["control_unread"])
-        head["oversized"] = head["control_unread"] = 0
+        found = int(head["oversized"]), int(head["control_unread"]), int(head["not_looked_up"])
+        head["oversized"] = head["control_unread"] = head["not_looked_up"] = 0
         return found
 
     def close_unit(self) -> UnitCounts:
@@ -516,6 +516,7 @@ def warm_up() -> None:
         scanner.streams(b"a")
         scanner.last_of(b"a", 1)
         scanner.meter_row(1)
+        scanner.matching(b"*", 1)
         scanner.close_unit()
         scanner.forget_idle(1)
         grow(scanner._tables)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shoal.channels.telemetry.pattern_kernel import match_name
 from shoal.channels.telemetry.tables import (
     MISSING,
     NEVER,
@@ -30,6 +31,21 @@ def find_channels(tables: Tables, names: Bytes, offsets: Indexes) -> Indexes:
         size = offsets[row + 1] - at
         found[row] = find_channel(tables, names, at, size, hash_words(names, at, size, tables.head[0].seed))
     return found
+
+
+@kernel
+def match_channels(tables: Tables, pattern: Bytes, steps_max: int) -> tuple[npt.NDArray[np.bool_], int, bool]:
+    """Whether the pattern matches the name of each channel; the rest as of `match_names`. Names are not copied."""
+    matches = np.zeros(tables.head[0].channels, np.bool_)
+    steps = 0
+    for index in range(matches.shape[0]):
+        if steps > steps_max:
+            return matches, steps, False
+        channel = tables.channels[index]
+        found, taken = match_name(tables.arena, channel.name_at, channel.name_at + channel.name_bytes, pattern)
+        matches[index] = found
+        steps += taken
+    return matches, steps, True
 
 
 @kernel

@@ -45,6 +45,9 @@ MISSING: Final = -1
 NO_ROOM: Final = -2
 REFUSED: Final = -3
 NO_VERSION: Final = -1
+ALWAYS: Final = 1
+METERED: Final = 2
+"""How frames of a channel are returned to Python: all of them, or those for which their publishers have a token."""
 NEVER: Final = -(2**31)
 """The second of an event that never happened. Seconds in the tables count from the first `feed`."""
 
@@ -80,7 +83,7 @@ CHANNEL: Final = np.dtype(
         ("refused_second", np.int32),
         ("unit", np.int32),
         ("but_version", np.int64),  # frames with this version are only counted; or `NO_VERSION`
-        ("watched", np.uint8),  # whether frames are also returned to Python
+        ("watched", np.uint8),  # whether frames are also returned to Python: 0, `ALWAYS`, or `METERED`
         ("overflowed", np.uint8),  # whether messages with a false tag were not listed
     ],
     align=True,
@@ -135,8 +138,8 @@ HEAD: Final = np.dtype(
             *("refuted", "overflows"),
             # number of secrets, and of bytes before the channel's name in what a lane key is made from
             *("secrets", "lane_prefix_bytes"),
-            # frames that were too large, and control messages that were too many, see `Scanner.take_passed_over`
-            *("oversized", "control_unread"),
+            # frames too large, and control messages and new channels too many, see `Scanner.take_passed_over`
+            *("oversized", "control_unread", "not_looked_up"),
         )
     ]
     + [("seed", np.uint64)]
@@ -182,7 +185,7 @@ class Tables(NamedTuple):
     scratch: Bytes
 
 
-def make_tables(limits: TableLimits, watch_new: bool = False) -> Tables:
+def make_tables(limits: TableLimits, watch_new: int = 0) -> Tables:
     """Empty tables."""
     head = np.zeros(1, HEAD)
     for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
@@ -454,9 +457,9 @@ def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: 
 @kernel
 def set_watched(tables: Tables, name: Bytes, size: int, watched: bool, but_version: int) -> int:
     """Sets whether the frames of a channel are returned to Python; results as of `enter_channel`. An unknown channel is
-    added only if it would not be watched otherwise."""
+    added only if it would not be watched otherwise, or not always."""
     channel = find_channel(tables, name, 0, size, hash_words(name, 0, size, tables.head[0].seed))
-    if channel == MISSING and watched and not tables.head[0].watch_new:
+    if channel == MISSING and watched and tables.head[0].watch_new != ALWAYS:
         channel = enter_channel(tables, name, 0, size)
     if channel >= 0:
         tables.channels[channel].watched = watched
