@@ -15,7 +15,18 @@ from shoal.plan.move_request import ChannelReport
 from shoal.plan.placement import BY_THE_RING, Mode, Placement
 from shoal.rules import without
 from shoal.wire import control
-from shoal.wire.envelope import BEACON, FOREIGN, FORWARDED, HEADER, MAGIC, beacon, forwarded, inbox_channel, stream_id
+from shoal.wire.envelope import (
+    BEACON,
+    FOREIGN,
+    FORWARDED,
+    HEADER,
+    MAGIC,
+    US_PER_S,
+    beacon,
+    forwarded,
+    inbox_channel,
+    stream_id,
+)
 
 RING = ring(3, SERVERS)
 HERE = channel_at(RING, "s1")
@@ -83,10 +94,13 @@ def test_when_a_server_is_back_in_a_placement_it_is_told_how_far_streams_came_wi
     driver.change_ring(8, ("s1", "s3"))
     driver.hear(HERE, message(1, version=BY_THE_RING | 3))
     assert driver.taken("s2") == []
+    driver.core.tell_time(40, driver.now + 40.0)
     driver.change_ring(9, SERVERS)
     driver.core.forward_opened("s2", driver.now)
     driver.play()
-    assert beacons(driver.taken("s2")) == [(1, 0, False)]
+    ((_, data),) = driver.taken("s2")
+    assert beacons([(HERE, data)]) == [(1, 0, False)]
+    assert 30 * US_PER_S < HEADER.unpack_from(data)[-1] <= 40 * US_PER_S, "it says for how long the stream was quiet"
 
 
 def test_a_ring_that_changes_nothing_for_a_placement_announces_nothing() -> None:

@@ -312,6 +312,21 @@ def test_a_beacon_reveals_that_the_last_messages_are_missing() -> None:
     assert driver.payloads(sub) == [b"2", b"3"]
 
 
+@pytest.mark.parametrize(("quiet_s", "owed"), [(70, []), (50, [(1, 3)])])
+def test_an_agents_beacon_about_a_stream_that_was_quiet_before_the_subscription_asks_for_nothing(
+    quiet_s: int, owed: list[tuple[int, int]]
+) -> None:
+    """Agents announce the streams of their server on another one. Their publishers may have died long ago."""
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.advance(60.0)
+    driver.beacon("s1", TILE, STREAM, 3, 0, quiet_s=quiet_s)
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == owed
+    driver.message("s1", TILE, STREAM, 4, b"4")
+    assert driver.payloads(sub) == ([b"4"] if not owed else [])
+
+
 def test_a_beacon_that_says_what_is_known_changes_nothing() -> None:
     driver, sub = subscribed()
     driver.beacon("s1", TILE, STREAM, 1, 1)

@@ -31,6 +31,7 @@ from shoal.channels.telemetry import scanner as scanner_module
 from shoal.channels.telemetry.scanner import Frame, Scanner
 from shoal.channels.telemetry.tables import FIRST_RECORDS, TableLimits
 from shoal.errors import ProtocolError
+from shoal.wire import envelope as wire
 from shoal.wire import raw_bytes as rawbytes
 from shoal.wire.control import TO_AGENT_BYTES_MAX
 from shoal.wire.raw_bytes import compilation_announced, hash_pair, hash_words, kernel, load_u64, padded
@@ -378,6 +379,15 @@ def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_b
     scan_all(scanner, [observed(b"t", envelope(1 << 16, 2))], second=11)
     scanner.forget_idle(11)
     assert scanner.streams(b"t")[:2] == ([(1 << 16, 2)], True)
+
+
+def test_a_beacon_says_how_long_its_stream_has_been_quiet() -> None:
+    scanner = Scanner(FRAME_BYTES_MAX)
+    scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 5, 0, quiet_s=30))], second=100)
+    assert scanner.streams(b"t") == ([(7, 5)], True, [70])
+    scan_all(scanner, [observed(b"t", envelope(7, 6))], second=101)
+    scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 6, 0, quiet_s=2**40))], second=102)
+    assert scanner.streams(b"t") == ([(7, 6)], True, [101]), "it was heard here meanwhile"
 
 
 def test_idle_streams_and_empty_channels_are_forgotten_but_not_what_the_open_second_counts() -> None:

@@ -310,8 +310,10 @@ class RouterDriver:
         pattern = more.pop("pattern", None)
         self.push(server, channel, blob(stream, sequence, payload, **more), pattern)
 
-    def beacon(self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False) -> None:
-        self.push(server, channel, envelope.beacon(BY_THE_RING | 1, stream, last, settled, 0, final))
+    def beacon(
+        self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False, quiet_s: int = 0
+    ) -> None:
+        self.push(server, channel, envelope.beacon(BY_THE_RING | 1, stream, last, settled, quiet_s, final))
 
     def tell(self, server: str, message: control.Control, number: int = 0, client: int = OTHER) -> None:
         """A control message to the router: of another client, or of the server's agent."""

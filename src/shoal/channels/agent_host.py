@@ -6,7 +6,7 @@ dispatcher each add what only they need.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import msgspec
@@ -65,6 +65,9 @@ class AgentHost(Protocol):
 
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Sends a command to the agent's own server; `handler` gets the reply."""
+
+    def live_streams(self, channel: bytes) -> Sequence[tuple[int, int, int]]:
+        """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
 
     def streams(self, channel: bytes) -> Mapping[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""

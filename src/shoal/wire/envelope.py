@@ -45,6 +45,8 @@ FOREIGN: Final = 16
 KNOWN_FLAGS: Final = ATTRIBUTES | BEACON | FORWARDED | FINAL | FOREIGN
 UNKNOWN_FLAGS: Final = 0xFF & ~KNOWN_FLAGS
 
+US_PER_S: Final = 1_000_000
+
 HEADER: Final = struct.Struct("<HBxIQQQ8x")
 """Magic, flags, version, stream, sequence, time. Extension and tag are zero when packed and skipped when unpacked."""
 HEADER_BYTES: Final = HEADER.size
@@ -130,11 +132,11 @@ def prefix(flags: int, version: int, stream: int) -> bytes:
     return PREFIX.pack(MAGIC, flags, version, stream)
 
 
-def beacon(version: int, stream: int, last: int, settled: int, time_us: int, final: bool = False) -> bytes:
+def beacon(version: int, stream: int, last: int, settled: int, quiet_s: int = 0, final: bool = False) -> bytes:
     """A beacon: the last sequence number of a stream. Sent after a burst, before the first message to a server, and at
-    the end."""
+    the end. An agent also says for how long, at least, the stream has been quiet, in place of the time."""
     flags = BEACON | FINAL if final else BEACON
-    return HEADER.pack(MAGIC, flags, version, stream, last, time_us) + _U64.pack(settled)
+    return HEADER.pack(MAGIC, flags, version, stream, last, quiet_s * US_PER_S) + _U64.pack(settled)
 
 
 def under(version: int, blob: bytes) -> bytes:

@@ -783,6 +783,10 @@ class AgentCore:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""
         return self._memory.of(channel)
 
+    def live_streams(self, channel: bytes) -> list[tuple[int, int, int]]:
+        """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
+        return self._memory.live(channel)
+
     # The plan
 
     def ring(self, data: bytes) -> None:

@@ -26,7 +26,6 @@ from shoal.plan.move_request import MoveReport
 from shoal.rules import Rules, rule
 from shoal.wire.envelope import (
     BEACON,
-    ENDED,
     FORWARDED,
     HEADER,
     RESERVED_PREFIX,
@@ -140,11 +139,10 @@ class Dispatcher:
         targets = self.targets(channel)
         if targets is None or not targets.of_foreign:
             return
-        for stream, last in self._host.streams(channel).items():
-            if not last & ENDED:
-                blob = beacon(targets.publishing.version, stream, last, 0, 0)
-                for server in targets.of_foreign:
-                    self._send_beacon(server, channel, blob)
+        for stream, last, quiet_s in self._host.live_streams(channel):
+            blob = beacon(targets.publishing.version, stream, last, 0, quiet_s)
+            for server in targets.of_foreign:
+                self._send_beacon(server, channel, blob)
 
     def _announce(self, channel: bytes) -> None:
         targets = self.targets(channel)
@@ -237,7 +235,7 @@ class Dispatcher:
         """A stream was named in a Present after the resync was over: clients answered meanwhile do not know it."""
         targets = None if channel.startswith(RESERVED_PREFIX) else self.targets(channel)
         if targets is not None and ANNOUNCE in self._rules:
-            blob = self._mark(beacon(targets.publishing.version, stream, last, 0, 0))
+            blob = self._mark(beacon(targets.publishing.version, stream, last, 0))
             self._host.ask((b"PUBLISH", channel, self._host.tags.tagged(self._host.server, channel, blob)))
 
     # Incarnations and time

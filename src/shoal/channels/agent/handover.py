@@ -19,7 +19,7 @@ from shoal.channels.agent.forward_queues import Forwards, Mark
 from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
-from shoal.wire.envelope import ENDED, beacon
+from shoal.wire.envelope import beacon
 
 SendBeacon = Callable[[str, bytes, bytes], None]
 """Publishes a beacon on another server: server, channel, beacon."""
@@ -97,11 +97,10 @@ class Handovers:
             return
         aims = [s for s in entry.placement.servers if s != self._host.server and self._host.book.address(s)]
         starts = {server: self._forwards.position(server) for server in aims}
-        for stream, last in self._host.streams(channel).items():
-            if not last & ENDED:
-                blob = beacon(entry.placement.version, stream, last, 0, 0)
-                for server in aims:
-                    self._send(server, channel, blob)
+        for stream, last, quiet_s in self._host.live_streams(channel):
+            blob = beacon(entry.placement.version, stream, last, 0, quiet_s)
+            for server in aims:
+                self._send(server, channel, blob)
         marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
         self._under_way[channel] = entry.placement.version, marks
 
@@ -146,12 +145,15 @@ class Announcements:
 
     def look(self, channel: bytes, targets: ForwardTargets) -> None:
         """Announces the streams of a channel to servers that may miss messages and have not been told yet."""
-        streams = self._host.streams(channel) if targets.of_streams and channel in self._told else {}
-        for stream, told in self._told.get(channel, {}).items():
-            last = streams.get(stream, ENDED)
-            if not last & ENDED:
-                blob = beacon(targets.publishing.version, stream, last, 0, 0)
-                for server in targets.of_streams:
-                    if server not in told:
-                        self._send(server, channel, blob)
-                told.update(targets.of_streams)
+        untold = self._told.get(channel, {})
+        if not untold or not targets.of_streams:
+            return
+        for stream, last, quiet_s in self._host.live_streams(channel):
+            told = untold.get(stream)
+            if told is None:
+                continue
+            blob = beacon(targets.publishing.version, stream, last, 0, quiet_s)
+            for server in targets.of_streams:
+                if server not in told:
+                    self._send(server, channel, blob)
+            told.update(targets.of_streams)

@@ -15,7 +15,7 @@ import numpy as np
 from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.wire import control
-from shoal.wire.envelope import client_of
+from shoal.wire.envelope import ENDED, client_of
 
 Streams = dict[tuple[bytes, int], tuple[int, int]]
 """Streams by channel and id, each with its last sequence number and the second in which it was last heard."""
@@ -112,6 +112,11 @@ class StreamMemory:
     def of(self, channel: bytes) -> dict[int, int]:
         """The streams of a channel. No client has the id 0, so streams with it are garbage and left out."""
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
+
+    def live(self, channel: bytes) -> list[tuple[int, int, int]]:
+        """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
+        heard = self.listed(self.current(channel, False).streams)
+        return [(stream, last, quiet_s) for _, stream, last, quiet_s in heard if not last & ENDED]
 
     def current(self, name: bytes, pattern: bool, fresh: bool = False) -> Known:
         """The streams of a channel, or of channels that match a pattern, in this incarnation. To a `fresh` subscription

@@ -29,6 +29,7 @@ from shoal.wire.envelope import (
     HEADER,
     HEADER_BYTES,
     UNKNOWN_FLAGS,
+    US_PER_S,
     WORDS,
     body_at,
     client_of,
@@ -120,7 +121,10 @@ class Receiver:
                 if settled > sequence:
                     raise ProtocolError("a peer sent a beacon that has confirmed more than it has published")
                 known = chan.streams.get(stream_id)
-                stream = known or self._meet(sub, chan, stream_id, settled + 1, version, server, now)
+                past = self._is_past(sub, time_us / US_PER_S, now)
+                stream = known or self._meet(
+                    sub, chan, stream_id, sequence + 1 if past else settled + 1, version, server, now, past
+                )
                 if known is None and not lapsed:
                     stream.born(sequence, origin)
                 self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), origin, server, now)
@@ -203,15 +207,25 @@ class Receiver:
             sub.baseline[channel, stream_id] = max(known, last), server
 
     def _meet(
-        self, sub: SubscriptionCore, chan: ChannelIn, stream_id: int, heard: int, version: int, server: str, now: float
+        self,
+        sub: SubscriptionCore,
+        chan: ChannelIn,
+        stream_id: int,
+        heard: int,
+        version: int,
+        server: str,
+        now: float,
+        past: bool = False,
     ) -> StreamIn:
-        """A stream that no agent listed. On one unbroken connection to a server that was always in the ring, by a
-        placement that this client uses, its first message here is the first that is owed; otherwise it may have begun
-        elsewhere after the subscription did, and everything from 1 is owed."""
+        """A stream that no agent listed. If its messages until now are `past`, or on one unbroken connection to a
+        server that was always in the ring, by a placement that this client uses, the first number `heard` here is the
+        first that is owed. Otherwise it may have begun elsewhere after the subscription did, and everything from 1 is
+        owed."""
         link = self._context.links.get(server)
         lapsed = link is not None and link.lapsed(now) and UNBROKEN in self._context.rules
         unbroken = sub.undivided and not lapsed
-        expected = unbroken and any(version == known.version for known in self._context.book.subscribed(chan.name))
+        placements = self._context.book.subscribed(chan.name)
+        expected = past or (unbroken and any(version == known.version for known in placements))
         first = chan.begins(stream_id, heard if expected else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream

@@ -39,7 +39,7 @@ from shoal.wire.blake2s import (
     load_words,
     take_block,
 )
-from shoal.wire.envelope import BEACON, ENDED, EPOCH_BITS, FINAL, FORWARDED, HEADER_BYTES, UNKNOWN_FLAGS
+from shoal.wire.envelope import BEACON, ENDED, EPOCH_BITS, FINAL, FORWARDED, HEADER_BYTES, UNKNOWN_FLAGS, US_PER_S
 from shoal.wire.identity import MESSAGE_TAG_BYTES
 from shoal.wire.lane_tag import MARK_LABEL, TAG_AT, TAG_LABEL
 from shoal.wire.raw_bytes import Bytes, Records, kernel, load_u64, part
@@ -60,7 +60,10 @@ _FLAGS_AT: Final = 2
 _EXTENSION_AT: Final = 3
 _STREAM_AT: Final = 8
 _SEQUENCE_AT: Final = 16
+_TIME_AT: Final = 24
 _SETTLED_BYTES: Final = 8
+_US_PER_S: Final = np.uint64(US_PER_S)
+_QUIET_S_MAX: Final = np.int64(2**30)
 _ENDED: Final = np.uint64(ENDED)
 _UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 _EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
@@ -224,9 +227,12 @@ def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: 
             standing = COPY
         elif not flags & FORWARDED:
             record.above = sequence
-    if flags & BEACON and flags & FINAL:
-        sequence |= _ENDED
-    raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0)
+    quiet_s = np.int64(0)
+    if flags & BEACON:
+        quiet_s = min(np.int64(load_u64(data, at + _TIME_AT) // _US_PER_S), _QUIET_S_MAX)
+        if flags & FINAL:
+            sequence |= _ENDED
+    raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0, int(quiet_s))
     return standing
 
 

@@ -416,7 +416,7 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record.above = _UNTOLD_LAST
     record.channel = channel
     record.next = owner.first_stream
-    record.second = head.second
+    record.second = NEVER
     record.unit = 0
     record.k0 = record.k1 = record.k2 = record.k3 = _EMPTY
     owner.first_stream = index
@@ -426,13 +426,13 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
 
 
 @part
-def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool) -> None:
-    """Raises the last sequence number of a stream. If it `publishes`, it counts as a publisher of the current time
-    unit."""
+def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool, quiet_s: int) -> None:
+    """Raises the last sequence number of a stream, which was heard somewhere `quiet_s` ago. If it `publishes`, it
+    counts as a publisher of the current time unit."""
     head = tables.head[0]
     record = tables.streams[index]
     record.last = max(record.last, sequence)
-    record.second = max(record.second, head.second)
+    record.second = max(record.second, head.second - quiet_s)
     if publishes and record.unit != head.unit:
         record.unit = head.unit
         tables.active_streams[head.active_streams] = index
@@ -450,7 +450,7 @@ def set_stream(tables: Tables, name: Bytes, size: int, stream: np.uint64, last: 
     if index >= 0:
         record = tables.streams[index]
         record.above = last if record.above == _UNTOLD_LAST else max(record.above, last)
-        raise_last(tables, index, last, False)
+        raise_last(tables, index, last, False, 0)
     return index
 
 
