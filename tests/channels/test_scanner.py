@@ -384,10 +384,10 @@ def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_b
 def test_a_beacon_says_how_long_its_stream_has_been_quiet() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 5, 0, quiet_s=30))], second=100)
-    assert scanner.streams(b"t") == ([(7, 5)], True, [70])
+    assert scanner.streams(b"t")[:3] == ([(7, 5)], True, [70])
     scan_all(scanner, [observed(b"t", envelope(7, 6))], second=101)
     scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 6, 0, quiet_s=2**40))], second=102)
-    assert scanner.streams(b"t") == ([(7, 6)], True, [101]), "it was heard here meanwhile"
+    assert scanner.streams(b"t")[:3] == ([(7, 6)], True, [101]), "it was heard here meanwhile"
 
 
 def test_idle_streams_and_empty_channels_are_forgotten_but_not_what_the_open_second_counts() -> None:

@@ -137,15 +137,15 @@ def test_any_bytes_have_a_header_or_none(data: bytes, magic: bytes) -> None:
 # Beacons
 
 
-@given(version=U32, stream=U64, last=U64, settled=U64, time_us=U64, final=st.booleans())
+@given(version=U32, stream=U64, last=U64, settled=U64, quiet_s=U32, final=st.booleans())
 def test_a_beacon_says_what_it_was_given(
-    version: int, stream: int, last: int, settled: int, time_us: int, final: bool
+    version: int, stream: int, last: int, settled: int, quiet_s: int, final: bool
 ) -> None:
-    blob = envelope.beacon(version, stream, last, settled, time_us, final)
+    blob = envelope.beacon(version, stream, last, settled, quiet_s, final)
     _, flags, *rest = envelope.HEADER.unpack_from(blob)
     assert envelope.is_envelope(blob)
     assert flags == envelope.BEACON | (envelope.FINAL if final else 0)
-    assert rest == [version, stream, last, time_us]
+    assert rest == [version, stream, last, quiet_s * envelope.US_PER_S]
     assert envelope.settled_of(blob) == settled
 
 
