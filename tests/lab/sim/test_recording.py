@@ -13,16 +13,16 @@ CATCHING = {
     "record_absence": (100,),
     "record_loss": (6, 8, 9),
     "deletions": (0,),
-    "told": (66,),
+    "told": (61, 66),
 }
 """Seeds that are known to catch each broken rule; if none does any more, others are tried. No seed below 400 is known
 to catch `record_alone` and `unbroken`; `test_recorder` and `test_router_receiving` test these rules."""
-KINDS: dict[str, str | tuple[str, ...]] = {
+KINDS = {
     "record_once": "recorded twice",
     "record_absence": "silent",
     "record_loss": "silent",
     "deletions": "recorded unmarked",
-    "told": ("invented", "silent"),
+    "told": "invented",
 }
 SEARCH_SEEDS_MAX = 25
 
