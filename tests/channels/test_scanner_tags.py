@@ -31,7 +31,7 @@ def message(
     sequence: int, flags: int = 0, stream: int = STREAM, words: int = 0, body: bytes = b"", version: int = 1
 ) -> bytes:
     header = HEADER.pack(envelope.MAGIC, flags, version, stream, sequence, 5)
-    return header[:3] + bytes((words,)) + header[4:] + bytes(range(8 * words)) + body
+    return header[:3] + bytes((words,)) + header[4:] + bytes(at % 256 for at in range(8 * words)) + body
 
 
 def signed(
