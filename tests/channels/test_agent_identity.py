@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 from hiredis import PushNotification
+from tests.channels.observed import observed
 from tests.support.core_driver import AGENT, CLIENT, OTHER, OTHER_SECRET, SECRET, SIGNER, AgentDriver, ring, to_agent
 
 from shoal.channels import states
+from shoal.channels.agent.core import TURN_WORK_MAX
 from shoal.channels.client.enrolment import Enrolment
 from shoal.limits import Limits
 from shoal.wire import control
@@ -249,6 +251,65 @@ def test_enrolments_are_bounded() -> None:
     assert driver.core.counters.enrolments_refused == 2
     driver.advance(1.0)
     assert enrolled(driver, Enrolment(RING, "s1", bytes([9] * 32), 9)) is not None
+
+
+# Quotas go by authenticated ids
+
+
+def hello(nonce: int) -> control.Hello:
+    return control.Hello(nonce, b"c%d" % nonce, False, True, 0, 1)
+
+
+def test_messages_with_a_false_tag_do_not_use_up_the_quota_of_the_client_that_they_name() -> None:
+    driver = Driver(Limits(control_at_once_max=5, control_per_s_max=1))
+    seal = to_agent(OTHER_SECRET, CLIENT, "s1")
+    for number in range(1, 101):
+        driver.hear(AGENT_CHANNEL, control.encode(hello(number), CLIENT, FAR + number, seal))
+    assert driver.core.counters.unauthentic == 100
+    driver.core.tell_time(1, driver.now)
+    driver.play()
+    assert not driver.take(inbox_channel(CLIENT), control.Refused), "the client has done nothing"
+    for number in range(1, 21):
+        driver.tell(hello(number))
+    assert driver.answered() == [1, 2, 3, 4, 5]
+    driver.core.tell_time(2, driver.now)
+    driver.play()
+    (refused,) = driver.take(inbox_channel(CLIENT), control.Refused)
+    assert refused.code == control.REFUSED_BUSY
+    driver.tell(hello(21), client=OTHER)
+    assert driver.answered(OTHER) == [21]
+
+
+def test_messages_that_waited_for_the_first_ring_are_judged_by_it() -> None:
+    """Without a ring the agent does not know that messages must be authentic."""
+    driver = AgentDriver(secret=SECRET)
+    driver.core.secret(1, bytes(range(2, 34)))
+    driver.core.lease.granted(driver.now)
+    driver.open(clients=0)
+    forged = [control.encode(hello(number), CLIENT, number) for number in range(1, 3 * TURN_WORK_MAX)]
+    assert not driver.core.received(b"".join(observed(AGENT_CHANNEL, one) for one in forged), driver.now)
+    driver.core.ring(SIGNER.ring(RING))
+    driver.play(clients=0)
+    while not driver.core.work(driver.now):
+        pass
+    driver.advance(2.0)
+    assert driver.state() is states.AgentState.SERVING
+    assert not driver.core.register.clients
+
+
+def test_enrolments_are_handled_in_turns_and_clients_do_not_wait_behind_them() -> None:
+    driver = Driver()
+    attempts = [Enrolment(RING, "s1", number.to_bytes(32, "big"), number) for number in range(1, 101)]
+    flood = b"".join(observed(AGENT_CHANNEL, attempt.commands()[1][2]) for attempt in attempts)
+    honest = control.encode(hello(1), CLIENT, 1, to_agent(SECRET, CLIENT, "s1"))
+    assert not driver.core.received(flood + observed(AGENT_CHANNEL, honest), driver.now)
+    assert driver.core.counters.enrolments < 100
+    driver.core.work(driver.now)
+    driver.play()
+    assert driver.answered() == [1]
+    while not driver.core.work(driver.now):
+        pass
+    assert driver.core.counters.enrolments == 100
 
 
 def test_a_subscriber_gets_the_key_that_it_shares_with_a_publisher() -> None:

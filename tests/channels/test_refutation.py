@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from hiredis import PushNotification
-from tests.support.core_driver import OTHER, SIGNER, STREAM, RouterDriver, channel_at
+from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver, channel_at
 
 from shoal.channels.client.incoming_stream import CLAIMS_MAX, TAGS_MAX
 from shoal.channels.client.subscription import RIVAL_BYTES_MAX, RIVALS_MAX, SubscriptionCore
@@ -472,6 +472,18 @@ def test_what_an_agent_could_not_name_is_found_by_asking_it() -> None:
     assert not scene.router._subscriber.reviews
 
 
+def test_another_false_copy_does_not_take_the_place_of_one_that_asking_has_found() -> None:
+    scene, sub = subscribed()
+    for tag in (FALSE, FALSER):
+        scene.copy(3, tag)
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3!", b"-3"]
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3"]
+
+
 def test_what_came_after_the_question_or_from_elsewhere_is_not_false() -> None:
     scene = Scene(("s1", "s2"))
     scene.router.entry(_entry("s1", "s2"), scene.now)
@@ -586,6 +598,29 @@ def test_what_comes_before_the_answer_waits_for_it() -> None:
     scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
     scene.resend(3)
     assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_a_false_message_that_waits_for_the_answer_is_dropped() -> None:
+    """The agent may answer when it has stopped to name the message."""
+    scene, sub = subscribed()
+    scene.lose("s1")
+    scene.servers["s1"].silent = True
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.advance(0)
+    scene.copy(3, FALSE)
+    scene.refute((3, FALSE))
+    scene.copy(3)
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    assert scene.takes(sub) == [b"3"]
+
+
+def test_what_an_agent_names_before_it_has_answered_a_greeting_is_false_too() -> None:
+    scene, sub = subscribed()
+    scene.copy(3, FALSE)
+    named = [(STREAM, 3, scene.marks[STREAM, 3, FALSE])]
+    scene.heartbeat("s1", refuted=[(TILE, named)], instance=AGENT + 1)
+    assert scene.takes(sub) == [b"3!", b"-3"]
 
 
 def test_too_much_before_the_answer_is_asked_for_later() -> None:

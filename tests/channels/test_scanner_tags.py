@@ -31,7 +31,7 @@ def message(
     sequence: int, flags: int = 0, stream: int = STREAM, words: int = 0, body: bytes = b"", version: int = 1
 ) -> bytes:
     header = HEADER.pack(envelope.MAGIC, flags, version, stream, sequence, 5)
-    return header[:3] + bytes((words,)) + header[4:] + bytes(range(8 * words)) + body
+    return header[:3] + bytes((words,)) + header[4:] + bytes(at % 256 for at in range(8 * words)) + body
 
 
 def signed(
@@ -240,3 +240,50 @@ def test_too_many_channels_to_name_are_all_channels() -> None:
     for number in range(OVERFLOW_MAX + 1):
         take(here, message(1), b"c%d" % number)
     assert here.take_refuted().overflow == [b""]
+
+
+# Bounds
+
+
+def test_a_message_that_is_too_large_counts_only_with_its_tag() -> None:
+    """Its bytes are skipped as they come; all that the tag covers has come before."""
+    here = Scanner(1 << 20, observed_bytes_max=5000)
+    here.set_secrets("s1", [NEW.clients])
+    large = signed(message(7, words=255)) + bytes(10_000)
+    false = message(9, words=255) + bytes(10_000)
+    for blob in (large, false):
+        data = observed(TILE, blob)
+        for at in range(0, len(data), 700):
+            here.feed(data[at : at + 700], 0)
+            while here.scan() is not None:
+                pass
+    assert here.streams(TILE).streams == [(STREAM, 7)]
+    assert here.take_refuted() == ({TILE: [(STREAM, 9, mark(false))]}, [])
+    assert here.take_passed_over() == (2, 0, 0)
+
+
+def test_a_false_message_that_is_too_large_makes_no_listing_incomplete() -> None:
+    here = Scanner(1 << 20, observed_bytes_max=5000)
+    here.set_secrets("s1", [NEW.clients])
+    here.watch(TILE, True)
+    take(here, message(9) + bytes(10_000))
+    assert here.streams(TILE).complete
+    take(here, signed(message(9)) + bytes(10_000))
+    assert not here.streams(TILE).complete
+
+
+def test_lookups_of_new_channels_are_charged_to_the_client_whose_tag_a_message_has() -> None:
+    here = scanner()
+    here.watch_new(metered=True)
+    here.meter["lookups"] = 0
+    here.meter["lookups"][here.meter_row(VICTIM)] = 2
+    for number in range(5):
+        here.feed(observed(b"made-up %d" % number, message(1)), 0)
+        assert here.scan() is None
+    names = [b"new %d" % number for number in range(3)]
+    seen = []
+    for name in names:
+        here.feed(observed(name, signed(message(1), channel=name)), 0)
+        seen.append(here.scan() is not None)
+    assert seen == [True, True, False]
+    assert here.take_passed_over() == (0, 0, 1)

@@ -14,16 +14,16 @@ CATCHING = {
     "record_loss": (6, 8, 9),
     "record_alone": (2, 10, 25),
     "deletions": (0,),
-    "told": (66,),
+    "told": (61, 66),
 }
 """Seeds that are known to catch each broken rule; if none does any more, others are tried."""
-KINDS: dict[str, str | tuple[str, ...]] = {
+KINDS = {
     "record_once": "recorded twice",
     "record_absence": "silent",
     "record_loss": "silent",
     "record_alone": "recorded twice",
     "deletions": "recorded unmarked",
-    "told": ("invented", "silent"),
+    "told": "invented",
 }
 SEARCH_SEEDS_MAX = 25
 

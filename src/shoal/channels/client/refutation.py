@@ -57,14 +57,18 @@ class Refutations:
                 for _, stream in site.sub.all_streams():
                     stream.exempt[link.server] = max(stream.last, stream.next - 1)
 
-    def told(self, link: ServerLink, heartbeat: control.Heartbeat, now: float) -> None:
-        """An agent names false messages on its server."""
+    def told(self, link: ServerLink, heartbeat: control.Heartbeat, is_news: bool, now: float) -> None:
+        """An agent names false messages on its server. What it has named stays false, so a heartbeat that is no news
+        is as good: an agent may not have come to answer this client's Greet."""
         if RETRACT not in self._context.rules:
             return
         for channel, listed in heartbeat.refuted:
+            for site in link.sites:
+                if site.kept:
+                    site.kept = [kept for kept in site.kept if not _is_listed(*kept, link.server, channel, listed)]
             for sub in self._subscriptions(channel):
                 self._refute(sub, channel, _named(sub, channel, listed, link.server), now)
-        for channel in heartbeat.overflow:
+        for channel in heartbeat.overflow if is_news else ():
             for site in list(link.sites):
                 if not channel or site.sub.name == channel or (site.sub.pattern and channel in site.sub.channels):
                     spread_s = REVIEW_SPREAD_S * (self._context.client % 1000) / 1000
@@ -167,7 +171,7 @@ class Refutations:
             return
         self._context.counters.rechecks += 1
         self._subscriber.drop_review(site)
-        known = {(chan.name, stream.stream): stream.last for chan, stream in sub.all_streams()}
+        known = {(chan.name, one.stream): max(one.last, one.next - 1) for chan, one in sub.all_streams()}
         site.review = Review(self._context.next_number(), site.link.incarnation, known)
         self._subscriber.reviews[site.review.nonce] = site
         self._subscriber.say_hello(site, site.review.nonce)
@@ -184,11 +188,12 @@ class Refutations:
             last = lasts.get((chan.name, stream.stream), 0)
             if known is not None and last < known:
                 stream.set_aside()
-                origins = {number: {origin} for number, (origin, _) in stream.older.items()}
+                copies = {(number, origin) for number, heard in stream.claims.items() for origin in heard}
+                copies |= {(number, origin) for number, (origin, _) in stream.older.items()}
+                copies |= {rival[2:] for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)}
                 found = [
                     (stream.stream, number, origin)
-                    for number, heard in (*stream.claims.items(), *origins.items())
-                    for origin in heard
+                    for number, origin in copies
                     if max(last, stream.exempt.get(server, 0)) < number <= known and origin.server == server
                 ]
                 self._refute(sub, chan.name, sorted(found), now)
@@ -214,6 +219,14 @@ def _named(
         for origin in sorted(known[stream, number])
         if origin.server == server and origin.mark(stream, number) == mark
     ]
+
+
+def _is_listed(name: bytes, blob: bytes, server: str, channel: bytes, listed: list[tuple[int, int, int]]) -> bool:
+    """Whether an agent names a copy that waits for its answer."""
+    if name != channel or (copy := _copy(blob, server)) is None:
+        return False
+    stream, number, origin = copy
+    return any(named[:2] == (stream, number) and named[2] == origin.mark(stream, number) for named in listed)
 
 
 def _early(sub: SubscriptionCore) -> Iterator[tuple[bytes, int, int, Origin]]:

@@ -513,10 +513,12 @@ class Router:
             self._take_heartbeat(link, heartbeat.ring_version, now)
             if self._context.key is not None:
                 self._refutations.heard(link)
-                self._refutations.told(link, heartbeat, now)
+                self._refutations.told(link, heartbeat, True, now)
             return
+        self._refutations.told(link, heartbeat, False, now)
         self.counters.outdated += 1
-        if age is Age.STRANGE and not link.greeted_since(now - self.limits.hello_retry_s):
+        greeted = link.greeted_since(now - self.limits.hello_retry_s)
+        if age is Age.STRANGE and not greeted and now >= link.busy_until:
             self._greet(link, now)
             self._context.touch(link)
 

@@ -84,7 +84,7 @@ class RoundReport(msgspec.Struct):
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
     gaps_false: int = 0
-    """Gaps in a round with freezes that cover no message that was owed and is missing."""
+    """Gaps that cover no message that was owed and is missing."""
     pauses: Pauses = msgspec.field(default_factory=Pauses)
     harmless: Histogram = msgspec.field(default_factory=Histogram)
     """Latencies during harmless traffic beside the load."""
@@ -324,7 +324,7 @@ class Checker:
             movements=movements,
             balance=self._balance.sum_up(),
             subscriptions=self._subscriptions,
-            gaps_false=sum(len(verdict.gaps_false) for verdict in verdicts),
+            gaps_false=sum(violation.startswith("false gap") for violation in self._violations),
             pauses=self._pauses.sum_up(),
             harmless=self._harmless,
             hostile=self._hostile,

@@ -157,6 +157,8 @@ class Stranger:
         self._published: deque[tuple[str, bytes, bytes]] = deque(maxlen=HEARD_MAX)
         """Published messages that it has heard: server, channel and envelope."""
         self._incarnations: dict[str, int] = {}
+        self._forged: dict[int, int] = {}
+        """By instance of an agent: the number of the last heartbeat that was forged."""
         self._visit: Visit | None = None
         self.hostile = self.random.random() < HOSTILE
         self._connect()
@@ -233,6 +235,11 @@ class Stranger:
         self.history.lie_told(told, delivered=True)
         return blob[:HEADER_BYTES] + payload
 
+    def _alter_all(self, server: str) -> list[tuple[bytes, bytes]]:
+        """An agent begins to listen: it has not heard the true messages that were published before."""
+        heard = [(channel, blob) for where, channel, blob in self._published if where == server and not blob[FLAGS_AT]]
+        return [(channel, self._altered(server, channel, blob)) for channel, blob in heard]
+
     def _leave(self, end: LinkEnd) -> None:
         """Moves on. Where an agent has fallen silent a hostile one stays: there its heartbeats are not contradicted."""
         end.close()
@@ -281,11 +288,14 @@ class Stranger:
         kind = control.kind_of(head)
         if kind in REPEATED and not FalseSignature.is_on(head, data):
             heard = self._heard.setdefault((visit.server, kind), {})
-            if kind is control.Heartbeat and data not in heard:
-                visit.silent = False
+            new = data not in heard
             heard[data] = channel
             if len(heard) > REMEMBERED:
                 del heard[next(iter(heard))]
+            if new and kind is control.Heartbeat:
+                visit.silent = False
+            if new and kind is control.Resync:
+                return self._alter_all(visit.server)
         if head.scheme == control.SIGNED_SCHEME and kind is control.Heartbeat:
             message = control.decode(data).message
             assert isinstance(message, control.Heartbeat)
@@ -333,7 +343,10 @@ class Stranger:
         return []
 
     def _forged_heartbeats(self, heartbeat: control.Heartbeat, number: int) -> list[tuple[bytes, bytes]]:
-        """Heartbeats after an overheard one, as if its agent had the lease for ever: each has heard the one before."""
+        """Heartbeats after those that were overheard or forged, as if the agent had the lease for ever: each has heard
+        the one before."""
+        number = max(number, self._forged.get(heartbeat.instance, 0))
+        self._forged[heartbeat.instance] = number + 3
         lie = replace(heartbeat, lease_ms=FOREVER_MS, granted=True, lapsed_ms=None)
         self.said["forged Heartbeat"] += 1
         return [
