@@ -62,6 +62,23 @@ def restart_server(driver: RouterDriver, **changes: object) -> None:
     driver.play()
 
 
+@pytest.mark.parametrize(("away_s", "gaps"), [(290.0, 0), (310.0, 1)])
+def test_an_absence_longer_than_the_memory_of_agents_is_reported(away_s: float, gaps: int) -> None:
+    """A publisher may have begun, published and ended meanwhile."""
+    driver, sub = subscribed()
+    driver.servers["s1"].reachable = False
+    driver.lose("s1")
+    driver.advance(away_s)
+    driver.servers["s1"].reachable = True
+    driver.advance(8.0)
+    found = [item for item in driver.items(sub) if isinstance(item, Gap) and "away" in item.reason]
+    assert len(found) == gaps
+    assert all((gap.publisher, gap.last) == (None, None) for gap in found)
+    driver.lose("s1")
+    driver.advance(8.0)
+    assert not any(isinstance(item, Gap) and "away" in item.reason for item in driver.items(sub)), "once"
+
+
 # Plain delivery
 
 

@@ -461,6 +461,10 @@ class Receiver:
         unknown."""
         self._report_unknown(sub, f"the agent of server {server} has no room for all publishers; some are unknown")
 
+    def report_forgotten(self, sub: SubscriptionCore) -> None:
+        """This client was away for longer than agents remember streams."""
+        self._report_unknown(sub, "this client was away for longer than agents remember publishers; some are unknown")
+
     def _report_unknown(self, sub: SubscriptionCore, reason: str) -> None:
         self._context.counters.open_gaps += 1
         sub.inbox.report(Gap(sub.text, None, 0, None, reason, sub.pattern_text))

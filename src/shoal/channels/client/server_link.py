@@ -82,6 +82,7 @@ class ServerLink:
         "anchor",
         "busy_until",
         "byes",
+        "carried_until",
         "dirty",
         "from_agent",
         "incarnation",
@@ -134,6 +135,8 @@ class ServerLink:
         """The router's last number before this connection opened; messages on it have higher ones."""
         self.anchor: float | None = None
         self._anchors: dict[tuple[int, int], float] = {}
+        self.carried_until = float("-inf")
+        """When the last PING that was answered was sent, on this connection or an earlier one."""
         self.ping: Ping | None = None
         self.usable_until = 0.0
         self.unusable_since: float | None = None
@@ -183,7 +186,7 @@ class ServerLink:
     def ponged(self, ping: Ping) -> None:
         """A PONG came back: frames from now on were sent after the PING, and commands before the PING are done."""
         self.byes = {key: before for key, before in self.byes.items() if not before}
-        self.anchor = ping.sent_at
+        self.anchor = self.carried_until = ping.sent_at
         self.ping = None
 
     def greeted(self, nonce: int, now: float) -> None:

@@ -28,6 +28,8 @@ NARROW_LAST: Final = rule("narrow_last", "Subscribers leave an old placement aft
 ALL_UNENDED_PLACEMENTS: Final = rule(
     "all_unended_placements", "Subscribers use every placement that has not ended, not only the last two."
 )
+FORGET_ROUNDING_S: Final = 1.0
+"""Agents know to the second when a stream was heard."""
 REMEMBERS: Final = rule("remembers", "Unknown publishers are reported only if no agent's memory reaches back.")
 COMPLETE: Final = rule("complete", "Publishers for which an agent has no room are reported as unknown.")
 
@@ -369,9 +371,22 @@ class Subscriber:
             self._receiver.report_unlisted(sub, site.server)
         elif restarted and not (answer.remembers and REMEMBERS in self._context.rules):
             self._receiver.report_unwatched(sub, site.server)
+        if sub.settled:
+            self._is_back(sub, now)
         self._acknowledge(sub)
         if site.server not in self.servers(sub) and not self._left_by_plan(sub, site.server):
             self._move_away(site, now)
+
+    def _is_back(self, sub: SubscriptionCore, now: float) -> None:
+        """The subscription is in force on all its servers again. Agents forget streams that have been quiet for
+        `publisher_idle_s`: after a longer absence some may be unknown that began and ended meanwhile."""
+        if sub.away_since is None:
+            return
+        limits = self._context.limits
+        remembered_s = (limits.publisher_idle_s - FORGET_ROUNDING_S) * (1 - limits.clock_drift_max)
+        if (now - sub.away_since) * (1 + limits.clock_drift_max) > remembered_s:
+            self._receiver.report_forgotten(sub)
+        sub.away_since = None
 
     def _is_unheard(self, site: SubscribedServer, since: int) -> bool:
         """Whether publishers may have come to a server, by a ring that this client did not know, and died before the
@@ -459,6 +474,8 @@ class Subscriber:
             site.was_subscribed = 0
             if site.sub.in_force:
                 site.sub.whole = False
+                if site.sub.away_since is None:
+                    site.sub.away_since = max(link.carried_until, site.sub.owed_from)
             if site.state is states.SiteState.IN_FORCE and link.incarnation:
                 site.incarnation = link.incarnation
             if site.state is not states.SiteState.WAITING:

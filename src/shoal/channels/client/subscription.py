@@ -129,6 +129,7 @@ class SubscriptionCore:
     """
 
     __slots__ = (
+        "away_since",
         "baseline",
         "channels",
         "closed",
@@ -171,6 +172,8 @@ class SubscriptionCore:
         self.in_force = False
         self.owed_from = -math.inf
         self.whole = True
+        self.away_since: float | None = None
+        """Until when it has certainly received everything, while it is not in force on one of its servers."""
         self.overflowed = False
         self.overflowed_at = 0.0
         self.healing = 0
