@@ -361,7 +361,7 @@ class AgentCore:
             self._meter.rejected()
             self._reject(verdict, head, now)
         else:
-            self._meter.charge(head.client, 1)
+            self._meter.charge(head.client, 1 + GREET_UNITS * control.is_kind(head, control.Greet))
             self._obey_or_queue(head.client, head, data, now)
 
     def _told_to_enrol(self, head: control.Head, data: bytes, now: float) -> None:
@@ -625,7 +625,7 @@ class AgentCore:
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
-        self._charge(client, GREET_UNITS)
+        self._worked += GREET_UNITS
         if not greet.agent:
             self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
