@@ -806,22 +806,35 @@ def test_a_full_queue_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_client_in_debt_is_not_served_from_the_queue_and_others_do_not_pay_for_it() -> None:
-    """Greets are charged when they are handled. A debt that all clients shared made honest ones wait for half a
+    """What an Answer lists is charged when it is sent. A debt that all clients shared made honest ones wait for half a
     minute."""
-    driver = session()
-    greets = [control.encode(control.Greet(nonce, 3), CLIENT, nonce) for nonce in range(1, 40_000)]
-    driver.core.received(b"".join(observed(AGENT_CHANNEL, greet) for greet in greets), driver.now)
-    driver.core.received(observed(AGENT_CHANNEL, control.encode(hello(7), OTHER, 7)), driver.now)
+    driver = metered(control_at_once_max=3000)
+    for number in range(1, 32 * 30):
+        publish(driver, 1, stream=stream_id(number, 1))
+    hellos = [control.encode(hello(nonce), CLIENT, nonce) for nonce in range(1, 2001)]
+    driver.core.received(b"".join(observed(AGENT_CHANNEL, one) for one in hellos), driver.now)
+    driver.core.received(observed(AGENT_CHANNEL, control.encode(hello(7, b"mine"), OTHER, 7)), driver.now)
     driver.core.work(driver.now)
     driver.play()
     assert driver.answered(OTHER) == [7]
     while not driver.core.work(driver.now):
         pass
-    handled = driver.core.counters.greetings
-    assert 1_000 < handled < 2_000
-    assert driver.core.counters.over_quota == 39_999 - handled
+    handled = driver.core.counters.hellos - 1
+    assert 1000 // 30 < handled < 2000 // 30
+    assert driver.core.counters.over_quota == 2000 - handled
     driver.tell(hello(8, b"more"), client=OTHER, number=8)
     assert driver.answered(OTHER) == [8]
+
+
+def test_greets_over_the_quota_are_not_even_queued() -> None:
+    """A Greet costs more than a short Hello, which can be seen before it is decoded."""
+    driver = metered(control_at_once_max=1000)
+    greets = [control.encode(control.Greet(nonce, 3), CLIENT, nonce) for nonce in range(1, 5001)]
+    driver.core.received(b"".join(observed(AGENT_CHANNEL, greet) for greet in greets), driver.now)
+    while not driver.core.work(driver.now):
+        pass
+    assert driver.core.counters.greetings == 100
+    assert driver.core.scanner.take_passed_over() == (0, 4900, 0)
 
 
 # Quotas

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.support.core_driver import BEGIN, CLIENT, of_kind
+from tests.support.core_driver import BEGIN, CLIENT, SIGNER, AgentDriver, of_kind, ring
 from tests.support.dispatch_driver import DispatchDriver, entry_of
 
 from shoal.channels.agent.core import REFUTE_PAUSE_S, REFUTE_REPEAT_S
@@ -138,6 +138,22 @@ def test_what_a_dead_publisher_may_have_published_is_forgotten_with_the_incarnat
     driver.serve("run two")
     driver.tell(control.Hello(9, TILE, False, False, 0, 3, STREAM, 0))
     assert [blob for blob in forwarded(driver) if not blob[2] & BEACON] == []
+
+
+def test_what_was_heard_before_there_was_a_ring_is_forgotten() -> None:
+    """Whether messages have tags was not known, so none was checked."""
+    driver = AgentDriver(secret=SECRETS[2])
+    driver.core.secrets = SECRETS
+    driver.core.mark(TILE, True)
+    driver.open()
+    driver.hear(TILE, HEADER.pack(envelope.MAGIC, 0, 1, STREAM, 1 << 60, 5))
+    driver.core.lost(driver.now)
+    driver.open("run two")
+    driver.hear(TILE, HEADER.pack(envelope.MAGIC, 0, 1, STREAM, 1 << 60, 5))
+    driver.core.ring(SIGNER.ring(ring(3, ("s1",), secret=SECRETS[2])))
+    assert driver.core.streams(TILE) == {}
+    assert driver.core._memory.absent(TILE, False, {}).streams == {}
+    assert driver.core.counters.recorded == 0
 
 
 def test_foreign_messages_are_forwarded_without_a_tag() -> None:

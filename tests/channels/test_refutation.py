@@ -430,6 +430,21 @@ def test_a_flood_before_the_subscription_is_in_force_does_not_raise_its_baseline
     assert scene.takes(sub) == [b"5"]
 
 
+def test_a_copy_of_a_message_that_did_not_fit_before_the_subscription_is_in_force_is_not_taken() -> None:
+    """No agent lists the stream, so it is met by what was passed over."""
+    scene = Scene(limits=msgspec.structs.replace(DEFAULT_LIMITS, held_messages_max=2))
+    scene.servers["s1"].silent = True
+    sub = scene.subscribe(TILE)
+    for number in (1, 2, 3):
+        scene.copy(number)
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.copy(2, payload=b"altered")
+    for number in (1, 2):
+        scene.resend(number)
+    assert scene.takes(sub) == [b"1", b"2", b"3"]
+
+
 # Filters and patterns
 
 

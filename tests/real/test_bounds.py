@@ -16,14 +16,18 @@ import pytest
 from tests.support.cluster_thread import ClusterThread
 
 import shoal
-from shoal.cluster.acl import CLIENT
+from shoal.cluster.acl import ADMIN, CLIENT
 from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS, MIB
 from shoal.message import Gap
+from shoal.plan.keys import agent_secret_key
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command, encode_commands
 from shoal.wire.envelope import AGENT_CHANNEL, peer_channel, stream_id
+from shoal.wire.identity import AgentSecret, ClientKey
+from shoal.wire.lane_tag import lane_state, tagged
 
 WAIT_S = 60.0
 SUBSCRIPTIONS = 10_000
@@ -40,6 +44,8 @@ class Scene:
 
         self.address: ServerAddress = cluster.call(_address)
         self.password: str = cluster.call(_password)
+        self.secret: AgentSecret = cluster.call(_secret)
+        """With it a test has the keys of as many clients as it wants, like a client that enrols again and again."""
 
     def send(self, commands: Iterable[Command]) -> None:
         """A client that speaks raw RESP sends commands, and waits until the server has answered all. Blocks."""
@@ -67,6 +73,16 @@ async def _address(cluster: LocalCluster) -> ServerAddress:
 
 async def _password(cluster: LocalCluster) -> str:
     return cluster.state.passwords[CLIENT]
+
+
+async def _secret(cluster: LocalCluster) -> AgentSecret:
+    coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), 1.0)
+    try:
+        stored = await coordinator.get(agent_secret_key(1))
+    finally:
+        await coordinator.close()
+    assert stored is not None
+    return AgentSecret(1, stored.value)
 
 
 async def _root(cluster: LocalCluster) -> Path:
@@ -158,13 +174,14 @@ async def publish_many(bus: shoal.Bus, channel: str, payload: bytes, count: int)
 # Resends
 
 
-async def test_forged_requests_are_not_amplified(scene: Scene) -> None:
+async def test_requests_are_not_amplified(scene: Scene) -> None:
     """Forty requests of 80 bytes asked for twelve messages of 1 MiB each time."""
     async with shoal.connect(scene.url) as bus:
         for _ in range(12):
             await bus.publish("amplified", b"x" * MIB, confirm=True)
         stream = stream_id(bus.client_id, 1)
-        heals = [control.encode(control.Heal(b"amplified", stream, 1, 1 << 60), 7, nonce) for nonce in range(40)]
+        seal = control.asking(scene.secret.client(bus.client_id).peer(7), 1)
+        heals = [control.encode(control.Heal(b"amplified", stream, 1, 1 << 60), 7, nonce, seal) for nonce in range(40)]
         await asyncio.to_thread(scene.send, [(b"PUBLISH", peer_channel(bus.client_id), heal) for heal in heals])
         async with asyncio.timeout(WAIT_S):
             while bus.statistics().counters["heals_over_quota"] < 30:  # noqa: ASYNC110 - the bus tells nobody
@@ -178,9 +195,7 @@ async def test_forged_requests_are_not_amplified(scene: Scene) -> None:
 async def test_a_full_table_is_reported_to_those_who_were_cut_off_and_to_those_who_come(scene: Scene) -> None:
     channel = "crowded"
     async with shoal.connect(scene.url) as reader, reader.subscribe(channel) as messages:
-        blobs = (
-            envelope.prefix(0, 0, stream_id(client, 1)) + envelope.SUFFIX.pack(1, 0) for client in range(1, STREAMS)
-        )
+        blobs = (first_message(scene.secret.client(client), channel) for client in range(1, STREAMS))
         await asyncio.to_thread(scene.send, [(b"PUBLISH", channel.encode(), blob) for blob in blobs])
         await cut(reader)
         found = await until_gap(messages)
@@ -196,6 +211,11 @@ async def test_a_full_table_is_reported_to_those_who_were_cut_off_and_to_those_w
     assert scene.lost == 0
 
 
+def first_message(key: ClientKey, channel: str) -> bytes:
+    blob = envelope.prefix(0, 0, stream_id(key.client, 1)) + envelope.SUFFIX.pack(1, 0)
+    return tagged(blob, lane_state(key.lane("s1", channel.encode())))
+
+
 async def until_gap(messages: shoal.Subscription) -> Gap:
     async with asyncio.timeout(WAIT_S):
         async for item in messages:
@@ -208,10 +228,22 @@ async def until_gap(messages: shoal.Subscription) -> Gap:
 
 
 async def test_a_flood_of_hellos_leaves_the_agent_serving_others(scene: Scene) -> None:
+    seal = control.KeySeal(control.CLIENT_SCHEME, 1, scene.secret.client(0xBAD).to_agent("s1"))
+    await flood_beside_a_bus(scene, 0xBAD, seal)
+
+
+async def test_a_flood_in_the_name_of_a_client_does_not_use_up_its_quota(scene: Scene) -> None:
+    seal = control.KeySeal(control.CLIENT_SCHEME, 1, scene.secret.client(0xBAD).to_agent("s1"))
+    await flood_beside_a_bus(scene, None, seal)
+
+
+async def flood_beside_a_bus(scene: Scene, client: int | None, seal: control.Seal) -> None:
+    """A bus subscribes and publishes while Hellos come in the name of a client, or of the bus."""
     before = scene.lost
     hellos = (control.Hello(nonce, b"flood.%d" % nonce, False, True, 0, 0) for nonce in range(1, 150_000))
-    flood = [(b"PUBLISH", AGENT_CHANNEL, control.encode(hello, 0xBAD, hello.nonce)) for hello in hellos]
     async with shoal.connect(scene.url) as bus:
+        name = bus.client_id if client is None else client
+        flood = [(b"PUBLISH", AGENT_CHANNEL, control.encode(hello, name, hello.nonce, seal)) for hello in hellos]
         flooding = asyncio.create_task(asyncio.to_thread(scene.send, flood))
         for number in range(10):
             async with bus.subscribe(f"beside.{number}") as messages:
@@ -219,4 +251,5 @@ async def test_a_flood_of_hellos_leaves_the_agent_serving_others(scene: Scene) -
                 async with asyncio.timeout(WAIT_S):
                     assert isinstance(await anext(messages), shoal.Message)
         await flooding
+        assert bus.statistics().counters["busy"] == 0
     assert scene.lost == before

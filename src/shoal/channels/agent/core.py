@@ -310,7 +310,10 @@ class AgentCore:
 
     def _published(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
         """A message on a watched channel. What may be a copy is not recorded and not forwarded. Forwarded messages of a
-        publisher that is not on this server are left to the record of the server where it is."""
+        publisher that is not on this server are left to the record of the server where it is. Before there is a ring,
+        nothing can be checked: publishers tell what they published when the agent has one."""
+        if self.book.ring is None:
+            return
         if standing == UNTOLD:
             _, flags, _, _, _, _ = HEADER.unpack_from(blob)
             standing = COPY if TOLD in self._rules else FRESH
@@ -358,7 +361,7 @@ class AgentCore:
             self._meter.rejected()
             self._reject(verdict, head, now)
         else:
-            self._meter.charge(head.client, 1)
+            self._meter.charge(head.client, 1 + GREET_UNITS * control.is_kind(head, control.Greet))
             self._obey_or_queue(head.client, head, data, now)
 
     def _told_to_enrol(self, head: control.Head, data: bytes, now: float) -> None:
@@ -622,7 +625,7 @@ class AgentCore:
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1
-        self._charge(client, GREET_UNITS)
+        self._worked += GREET_UNITS
         if not greet.agent:
             self._resync.greeted(client)
         ring = self.book.signed_ring if greet.ring_version < self.book.version else b""
@@ -806,6 +809,7 @@ class AgentCore:
             if first and self.authentication.active:  # these came before the agent could judge them
                 self._deferred.clear()
                 self._queue.clear()
+                self._memory.forget_all()
             if not was_ready:
                 self._speak_again()
             self._since = self._since or self.book.version

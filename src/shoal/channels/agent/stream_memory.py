@@ -73,6 +73,11 @@ class StreamMemory:
             self._remember()
             self._scanner.clear()
 
+    def forget_all(self) -> None:
+        """Forgets all streams, because their messages could not be checked. Their publishers name them again."""
+        self._previous.clear()
+        self._scanner.clear()
+
     def _remember(self) -> None:
         """Moves the streams of the scanner's tables to those of earlier incarnations."""
         heard, left_out = self._scanner.smallest_channels(PREVIOUS_STREAMS_MAX)

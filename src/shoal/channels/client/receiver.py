@@ -382,15 +382,21 @@ class Receiver:
         self.notify(sub)
 
     def _claim_passed(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> None:
-        """Takes the claim of a message that was not kept before the subscription was in force."""
+        """Takes the claim of a message that was not kept before the subscription was in force. A copy of it that comes
+        later may have another payload, so its publisher is asked for it, also if its stream is not known yet."""
         if is_envelope(blob):
-            _, flags, _, stream_id, sequence, _ = HEADER.unpack_from(blob)
+            _, flags, version, stream_id, sequence, _ = HEADER.unpack_from(blob)
             chan = sub.channel(channel)
             stream = chan.streams.get(stream_id)
-            if stream is not None and not flags & (UNKNOWN_FLAGS | FOREIGN):
-                stream.claim(sequence, Origin.of(blob, server))
-                if stream.has_hole():
-                    self.hole(sub, chan, stream, now)
+            if flags & (UNKNOWN_FLAGS | FOREIGN) or not client_of(stream_id) or (stream is None and flags & BEACON):
+                return
+            origin = Origin.of(blob, server)
+            if stream is None:
+                stream = self._meet(sub, chan, stream_id, sequence, version, server, now)
+                stream.born(sequence, origin)
+            stream.claim(sequence, origin)
+            if stream.has_hole():
+                self.hole(sub, chan, stream, now)
 
     def evidence(self, sub: SubscriptionCore, listed: tuple[bytes, int, int, int], server: str, now: float) -> None:
         """An agent says how far a stream has come while the subscription was not listening there, and for how long it

@@ -15,6 +15,7 @@ come (`Review`): what it had when it asked, from that server, above the answer, 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -182,6 +183,9 @@ class Refutations:
         if review is None or not answer.complete or answer.incarnation != review.incarnation:
             return
         sub, server = site.sub, site.server
+        rivals: defaultdict[tuple[bytes, int], set[tuple[int, Origin]]] = defaultdict(set)
+        for name, number, sequence, origin in sub.rivals:
+            rivals[name, number].add((sequence, origin))
         lasts = {(channel, stream): last & ~ENDED for channel, stream, last, _ in answer.streams}
         for chan, stream in sub.all_streams():
             known = review.known.get((chan.name, stream.stream))
@@ -190,7 +194,7 @@ class Refutations:
                 stream.set_aside()
                 copies = {(number, origin) for number, heard in stream.claims.items() for origin in heard}
                 copies |= {(number, origin) for number, (origin, _) in stream.older.items()}
-                copies |= {rival[2:] for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)}
+                copies |= rivals.get((chan.name, stream.stream), set())
                 found = [
                     (stream.stream, number, origin)
                     for number, origin in copies

@@ -10,16 +10,22 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from random import Random
 from time import monotonic, sleep
-from typing import Final
+from typing import Any, Final
 
 import hiredis
 
+from shoal.channels.client.enrolment import Enrolment
+from shoal.errors import EnrolmentError
 from shoal.lab.harness import Parent, run_worker
 from shoal.lab.soak.attacks import ATTACKS, Attack, Scene
 from shoal.lab.soak.hostile_orders import ORDERS, HostileOrder, PhaseOver, RunPhase, StartHostile
+from shoal.plan.plan_copy import PLAN_COPY_KEY, decode_copy
 from shoal.plan.ring import ServerAddress
+from shoal.plan.signature import Verifier
 from shoal.wire.commands import Command, encode_commands
+from shoal.wire.identity import KEY_BYTES, ClientKey
 
 READ_BYTES: Final = 1 << 18
 OVERHEARD: Final = (b"__shoal:*", b"soak.*")
@@ -34,6 +40,11 @@ CONNECT_S_MAX: Final = 5.0
 SEND_S_MAX: Final = 5.0
 
 
+def login(start: StartHostile) -> Command:
+    """The first command on a connection."""
+    return b"HELLO", b"3", b"AUTH", start.username.encode(), start.password.encode()
+
+
 class RawClient:
     """One connection to one server, without any of our own client code. A thread reads what comes."""
 
@@ -44,8 +55,7 @@ class RawClient:
         self._reads.set()
         self._socket = socket.create_connection((address.host, address.port), CONNECT_S_MAX)
         self._socket.settimeout(SEND_S_MAX)
-        login = (b"HELLO", b"3", b"AUTH", start.username.encode(), start.password.encode())
-        self.send([login, (b"PSUBSCRIBE", *OVERHEARD)] if scene is not None else [login])
+        self.send([login(start), (b"PSUBSCRIBE", *OVERHEARD)] if scene is not None else [login(start)])
         threading.Thread(target=self._read, daemon=True).start()
 
     def send(self, commands: list[Command]) -> int:
@@ -84,13 +94,40 @@ class RawClient:
         self._socket.close()
 
 
+def enrol(address: ServerAddress, start: StartHostile) -> ClientKey:
+    """The id and the key that the server's agent gives to any client with the password."""
+    random = Random(f"{start.seed} {address.id}")
+    reader = hiredis.Reader(notEnoughData=None)
+    with socket.create_connection((address.host, address.port), CONNECT_S_MAX) as connection:
+
+        def ask(commands: list[Command]) -> None:
+            connection.sendall(encode_commands(commands))
+
+        def take() -> Any:
+            while (frame := reader.gets()) is None:
+                reader.feed(connection.recv(READ_BYTES))
+            return frame
+
+        ask([login(start), (b"GET", PLAN_COPY_KEY)])
+        take()
+        copy = decode_copy(take())
+        attempt = Enrolment(Verifier(copy.key).ring(copy.ring), address.id, random.randbytes(KEY_BYTES), 1)
+        ask(attempt.commands())
+        while True:
+            answer = attempt.received([take()])
+            if isinstance(answer, ClientKey):
+                return answer
+            if answer is not None:
+                raise EnrolmentError(answer.text)
+
+
 class Attacker:
     """The attacks on one server."""
 
     def __init__(self, address: ServerAddress, start: StartHostile) -> None:
         self._address = address
         self._start = start
-        self._scene = Scene(address.id, start.seed)
+        self._scene = Scene(address.id, enrol(address, start), start.seed)
         self.ear = RawClient(address, start, self._scene)
 
     def run(self, order: RunPhase) -> PhaseOver:
