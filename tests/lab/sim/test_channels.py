@@ -25,7 +25,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (18,),
     "order": (7,),
     "heal": (45,),
-    "beacon": (45,),
+    "beacon": (157,),
     "handshake": (4,),
     "lease": (0,),
     "baseline": (12,),
