@@ -25,7 +25,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (6,),
     "order": (6,),
     "heal": (8,),
-    "beacon": (45,),
+    "beacon": (157,),
     "handshake": (5,),
     "lease": (13,),
     "baseline": (12,),
