@@ -22,26 +22,26 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (6,),
+    "dedupe": (1,),
     "order": (6,),
     "heal": (8,),
     "beacon": (45,),
     "handshake": (5,),
-    "lease": (13,),
+    "lease": (0,),
     "baseline": (12,),
     "repeat": (6,),
-    "remembers": (6,),
+    "remembers": (9,),
     "unbroken": (20,),
-    "agent_tags": (3,),
-    "signatures": (25,),
+    "agent_tags": (41,),
+    "signatures": (61,),
     "client_tags": (2,),
     "owners": (2,),
     "peer_tags": (3,),
-    "fresh_heartbeats": (41,),
+    "fresh_heartbeats": (61,),
     "tags": (29,),
     "refute": (5,),
     "retract": (5,),
-    "away": (3,),
+    "away": (40,),
     "complete": (89,),
 }
 """Quick seeds that are known to catch a broken rule."""
