@@ -42,7 +42,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "refute": (5,),
     "retract": (5,),
     "away": (40,),
-    "complete": (89,),
+    "complete": (85,),
 }
 """Quick seeds that are known to catch a broken rule."""
 
