@@ -515,6 +515,20 @@ def test_what_came_after_the_question_or_from_elsewhere_is_not_false() -> None:
     assert scene.takes(sub) == [b"3", b"4"]
 
 
+def test_a_message_that_came_after_the_question_is_not_false_below_a_false_claim() -> None:
+    scene, sub = subscribed()
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.copy(FAR, FALSE)
+    scene.servers["s1"].silent = True
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(0.6)
+    (hello,) = [hello for hello in scene.heard("s1", control.Hello) if not hello.fresh]
+    scene.copy(3)
+    scene.tell("s1", scene.servers["s1"].answer(hello), hello.nonce)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"3"]
+
+
 def test_an_answer_of_another_incarnation_or_a_full_table_says_nothing() -> None:
     for change in ({"incarnation": 2}, {"complete": False}):
         scene, sub = subscribed()

@@ -29,7 +29,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "settle": (35,),
     "fresh_load": (12,),
     "guest": (35,),
-    "state_first": (6,),
+    "state_first": (69,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -15,7 +15,6 @@ come (`Review`): what it had when it asked, from that server, above the answer, 
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -172,7 +171,16 @@ class Refutations:
             return
         self._context.counters.rechecks += 1
         self._subscriber.drop_review(site)
-        known = {(chan.name, one.stream): max(one.last, one.next - 1) for chan, one in sub.all_streams()}
+        known = {
+            (chan.name, stream.stream): (
+                stream.next,
+                {(number, one) for number, of in stream.claims.items() for one in of},
+            )
+            for chan, stream in sub.all_streams()
+        }
+        for channel, number, sequence, origin in sub.rivals:
+            if (channel, number) in known:
+                known[channel, number][1].add((sequence, origin))
         site.review = Review(self._context.next_number(), site.link.incarnation, known)
         self._subscriber.reviews[site.review.nonce] = site
         self._subscriber.say_hello(site, site.review.nonce)
@@ -183,23 +191,16 @@ class Refutations:
         if review is None or not answer.complete or answer.incarnation != review.incarnation:
             return
         sub, server = site.sub, site.server
-        rivals: defaultdict[tuple[bytes, int], set[tuple[int, Origin]]] = defaultdict(set)
-        for name, number, sequence, origin in sub.rivals:
-            rivals[name, number].add((sequence, origin))
         lasts = {(channel, stream): last & ~ENDED for channel, stream, last, _ in answer.streams}
         for chan, stream in sub.all_streams():
-            known = review.known.get((chan.name, stream.stream))
-            last = lasts.get((chan.name, stream.stream), 0)
-            if known is not None and last < known:
+            following, copies = review.known.get((chan.name, stream.stream), (0, set()))
+            last = max(lasts.get((chan.name, stream.stream), 0), stream.exempt.get(server, 0))
+            if following > last + 1:
                 stream.set_aside()
-                copies = {(number, origin) for number, heard in stream.claims.items() for origin in heard}
-                copies |= {(number, origin) for number, (origin, _) in stream.older.items()}
-                copies |= rivals.get((chan.name, stream.stream), set())
-                found = [
-                    (stream.stream, number, origin)
-                    for number, origin in copies
-                    if max(last, stream.exempt.get(server, 0)) < number <= known and origin.server == server
-                ]
+                delivered = stream.older.items()
+                copies = copies | {(number, origin) for number, (origin, _) in delivered if number < following}
+            found = [(stream.stream, *copy) for copy in copies if copy[0] > last and copy[1].server == server]
+            if found:
                 self._refute(sub, chan.name, sorted(found), now)
 
 

@@ -34,13 +34,13 @@ RIVAL_BYTES_MAX: Final = 1 << 20
 
 
 class Review(NamedTuple):
-    """A question to an agent how far its streams have come: what is known now from its server about higher numbers is
-    false."""
+    """A question to an agent how far its streams have come: what was known from its server about higher numbers when it
+    was asked is false."""
 
     nonce: int
     incarnation: int
-    known: dict[tuple[bytes, int], int]
-    """By channel and stream: the highest number that has been heard of."""
+    known: dict[tuple[bytes, int], tuple[int, set[tuple[int, Origin]]]]
+    """By channel and stream: the next number, and the copies of later ones and of rivals, each with its number."""
 
 
 class SubscribedServer:
