@@ -22,12 +22,12 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (6,),
+    "dedupe": (1,),
     "order": (6,),
     "heal": (8,),
     "beacon": (16,),
     "handshake": (5,),
-    "lease": (13,),
+    "lease": (0,),
     "baseline": (12,),
     "repeat": (6,),
     "remembers": (9,),
