@@ -35,7 +35,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "order": (35,),
     "heal": (11,),
     "handshake": (35,),
-    "lease": (16,),
+    "lease": (38,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

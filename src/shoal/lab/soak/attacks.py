@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import Final, NamedTuple, TypeAlias
 
-from shoal.channels.client.peer_keys import PeerKeys
 from shoal.errors import ProtocolError
 from shoal.wire import control, envelope
 from shoal.wire.commands import Command
@@ -59,7 +58,8 @@ class Scene:
         self.heard: deque[Heard] = deque(maxlen=HEARD_MAX)
         self.channels: dict[bytes, bytes] = {}
         """A message of each channel of the load."""
-        self.peers = PeerKeys(key)
+        self.peers: dict[int, control.KeySeal] = {}
+        """What authenticates requests to a publisher, by its id; agents give the key to any client."""
         self._number = 0
         self._guessed = AgentSecret(key.generation, self.random.randbytes(len(key.key)))
 
@@ -78,7 +78,9 @@ class Scene:
         if head is not None and control.is_kind(head, control.Introduced):
             introduced = control.decode(data, head).message
             assert isinstance(introduced, control.Introduced)
-            self.peers.introduced(head.number, introduced)
+            for generation, sealed in introduced.keys:
+                peer_key = self.key.sealed(sealed, head.number, introduced.peer, generation)
+                self.peers[introduced.peer] = control.asking(peer_key, generation)
 
     def questions(self, kind: type[control.Control]) -> Iterator[control.Received]:
         """The overheard control messages of a kind, each once."""
@@ -278,13 +280,12 @@ def flood_heals(scene: Scene) -> Batches:
         batch: list[Command] = []
         for channel, stream, _ in streams:
             publisher = envelope.client_of(stream)
-            if scene.peers.lacks(publisher):
+            if publisher not in scene.peers:
                 nonce = scene.next_number()
-                scene.peers.asked(nonce, publisher, None)
                 batch.append(scene.to_agent(control.Introduce(nonce, publisher)))
             heal = control.Heal(channel, stream, 1, FAR)
             for number in range(max(1, BATCH // len(streams))):
-                data = control.encode(heal, scene.key.client, number, scene.peers.seal(publisher))
+                data = control.encode(heal, scene.key.client, number, scene.peers.get(publisher))
                 batch.append((b"PUBLISH", peer_channel(publisher), data))
         yield batch
 
