@@ -292,6 +292,18 @@ def test_a_burst_ends_with_a_beacon() -> None:
     assert driver.published("s1") == [], "once is enough while nothing is published"
 
 
+def test_a_beacon_says_for_how_long_the_stream_has_been_quiet() -> None:
+    driver = RouterDriver()
+    driver.publish(TILE, b"1")
+    driver.advance(12.5)
+    driver.published("s1")
+    driver.router.close(driver.now)
+    driver.play()
+    ((_, data),) = driver.published("s1")
+    assert beacons([(TILE, data)]) == [(1, 1, True)]
+    assert envelope.HEADER.unpack_from(data)[-1] == 12 * envelope.US_PER_S
+
+
 def test_a_beacon_waits_for_the_end_of_the_burst() -> None:
     driver = RouterDriver()
     for number in range(10):

@@ -79,6 +79,20 @@ def test_an_absence_longer_than_the_memory_of_agents_is_reported(away_s: float, 
     assert not any(isinstance(item, Gap) and "away" in item.reason for item in driver.items(sub)), "once"
 
 
+def test_a_stream_that_the_agent_of_its_server_lists_is_not_in_doubt_when_another_agent_restarts() -> None:
+    """A stream may be known on servers where it was forwarded or published before."""
+    driver = RouterDriver(("s1", "s2"))
+    channel = next(name for name in (b"c%d" % number for number in range(99)) if driver.ring.home(name) == "s1")
+    for here in driver.servers.values():
+        here.streams[channel, STREAM] = 4
+    sub = driver.subscribe(b"*", pattern=True)
+    driver.servers["s2"].incarnation += 1
+    driver.servers["s2"].streams.clear()
+    driver.lose("s2")
+    driver.advance(2 * DEFAULT_LIMITS.gap_timeout_s)
+    assert driver.items(sub) == []
+
+
 # Plain delivery
 
 

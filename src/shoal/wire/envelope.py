@@ -134,7 +134,7 @@ def prefix(flags: int, version: int, stream: int) -> bytes:
 
 def beacon(version: int, stream: int, last: int, settled: int, quiet_s: int = 0, final: bool = False) -> bytes:
     """A beacon: the last sequence number of a stream. Sent after a burst, before the first message to a server, and at
-    the end. An agent also says for how long, at least, the stream has been quiet, in place of the time."""
+    the end. In place of the time it says for how long, at least, the stream has been quiet."""
     flags = BEACON | FINAL if final else BEACON
     return HEADER.pack(MAGIC, flags, version, stream, last, quiet_s * US_PER_S) + _U64.pack(settled)
 

@@ -170,6 +170,7 @@ class Outgoing:
         at = bisect_left(self.marks, (number + 1, 0.0))
         return self.marks[at][1] if at < len(self.marks) else self.published_at
 
-    def beacon(self, last: int, final: bool = False) -> bytes:
+    def beacon(self, last: int, now: float, final: bool = False) -> bytes:
         """A beacon: the stream has come as far as `last`, and servers have confirmed it."""
-        return envelope.beacon(self.placement.version, self.stream, last, last, final=final)
+        quiet_s = int(now - self.published_at)
+        return envelope.beacon(self.placement.version, self.stream, last, last, quiet_s, final)

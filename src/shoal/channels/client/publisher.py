@@ -233,7 +233,7 @@ class Publisher:
         out, counters = lane.out, self._context.counters
         if out.seq and ANNOUNCE in self._context.rules:
             counters.announces += 1
-            lane.link.publish(out.name, lane.tagged(out.beacon(lane.confirmed)))
+            lane.link.publish(out.name, lane.tagged(out.beacon(lane.confirmed, now)))
             self._context.touch(lane.link)
         if REPEAT in self._context.rules:
             counters.repeated += lane.sent - lane.confirmed
@@ -357,7 +357,7 @@ class Publisher:
         for lane in out.lanes:
             if lane.state is states.LaneState.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
-                lane.link.publish(out.name, lane.tagged(out.beacon(out.seq, final)))
+                lane.link.publish(out.name, lane.tagged(out.beacon(out.seq, now, final)))
                 self._context.touch(lane.link)
 
     def idle_due(self, out: Outgoing, now: float) -> None:

@@ -423,6 +423,8 @@ class Receiver:
         if stream.has_hole():
             stream.server = server
             self.hole(sub, chan, stream, now)
+        elif end > stream.last and server in self._context.book.placement(channel).servers:
+            stream.server = server  # its agent can vouch for the stream if another server is lost
 
     def _is_past(self, sub: SubscriptionCore, age_s: float, now: float) -> bool:
         """Whether something that another process measured as `age_s` old happened before the subscription began."""

@@ -348,8 +348,9 @@ class Subscriber:
         if not sub.in_force:
             site.incarnation = answer.incarnation
             for channel, stream, last, _ in (*answer.absent, *answer.streams):
-                known, _ = sub.baseline.get((channel, stream), (0, ""))
-                sub.baseline[channel, stream] = max(known, last), site.server
+                known, server = sub.baseline.get((channel, stream), (0, site.server))
+                placed = last == known and site.server in self._context.book.placement(channel).servers
+                sub.baseline[channel, stream] = max(known, last), site.server if last > known or placed else server
             if not complete:
                 self._receiver.report_unlisted(sub, site.server)
             self._check_in_force(sub, now)
