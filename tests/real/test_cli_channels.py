@@ -76,7 +76,7 @@ async def test_the_summary_is_all_that_json_prints(url: str, bus: shoal.Bus) -> 
         (facts,) = map(json.loads, out)
         if facts["messages"] == 3:
             break
-    assert facts == {"names": ["summed"], "messages": 3, "gaps": 0, "lost": 0}
+    assert facts == {"names": ["summed"], "messages": 3, "gaps": 0, "lost": 0, "retracted": 0}
 
 
 async def test_too_few_messages_in_time_is_a_failure(url: str) -> None:

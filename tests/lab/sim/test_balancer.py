@@ -23,11 +23,11 @@ SEARCH_SEEDS_MAX = 30
 CATCHING: dict[str, tuple[int, ...]] = {
     "fence": (26,),
     "drained": (26,),
-    "one_at_a_time": (16,),
+    "one_at_a_time": (0,),
     "basis": (15,),
-    "once": (29,),
-    "settle": (35,),
-    "fresh_load": (12,),
+    "once": (0,),
+    "settle": (0,),
+    "fresh_load": (9,),
     "guest": (35,),
     "state_first": (69,),
 }

@@ -27,7 +27,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "version_in_header": (23,),
     "mark_forwarded": (2,),
     "forward_authentic": (1,),
-    "all_unended_placements": (202,),
+    "all_unended_placements": (18,),
     "prepare": (8,),
     "widen_before_switch": (8,),
     "narrow_last": (18,),
