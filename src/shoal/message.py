@@ -60,7 +60,8 @@ class Retraction(msgspec.Struct, frozen=True, gc=False):
     """A message that was delivered is false: another client has published it under this publisher's name.
 
     It names the message by channel, publisher and sequence number. If the publisher has published a message with this
-    number, that one follows, perhaps after later ones.
+    number, that one follows, perhaps after later ones. If the false message was the first of its publisher, earlier
+    ones may follow too.
     """
 
     channel: str

@@ -25,7 +25,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (1,),
     "order": (6,),
     "heal": (8,),
-    "beacon": (16,),
+    "beacon": (24,),
     "handshake": (5,),
     "lease": (0,),
     "baseline": (12,),

@@ -9,8 +9,8 @@ import pytest
 from shoal.lab.sim.checkers import DeliveryCheck, Verdict
 from shoal.lab.sim.history import History, Interval, Published, PublisherRecord, payload_of
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN, Expectations, judge
-from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, SubscriberRecord
-from shoal.message import Gap, Message
+from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory, Handed, Lie, SubscriberRecord
+from shoal.message import Gap, Message, Retraction
 
 ALICE, BOB = 0xA11CE, 0xB0B
 CHANNEL = "c.1"
@@ -46,6 +46,18 @@ class Story:
     ) -> Story:
         """Bob gets a gap."""
         self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost"), known_to))
+        return self
+
+    def lie(self, sequence: int, at: float = 5.0) -> Story:
+        """Bob gets a message that a stranger published under Alice's name."""
+        payload = b"lie %d" % sequence
+        self.history.lies[payload] = Lie(payload, CHANNEL, ALICE, sequence, "s1", at)
+        self.bob.handed.append(Handed(at, Message(CHANNEL, payload, ALICE, sequence)))
+        return self
+
+    def retract(self, sequence: int, at: float = 6.0) -> Story:
+        """Bob learns that a message was false."""
+        self.bob.handed.append(Handed(at, Retraction(CHANNEL, ALICE, sequence)))
         return self
 
     def judge(self, *, healable: bool = False, calm: bool = False, finished: bool = True) -> Verdict:
@@ -151,6 +163,28 @@ def test_a_gap_about_messages_from_before_the_subscription_is_false() -> None:
     for message in story.history.messages.values():
         message.confirmed_at = message.called_at + 0.1
     assert alarms(story.report(1, 2, known_to=("alice",)).hand(3, 4, 5).judge()) == (1, 0)
+
+
+def test_what_a_retracted_message_displaced_may_come_late() -> None:
+    verdict = Story().hand(1, 2, at=4.0).lie(3).hand(4, 5, at=5.5).retract(3).hand(3, at=7.0).judge()
+    assert verdict.violations == []
+
+
+def test_if_it_was_the_first_of_its_publisher_those_before_it_may_come_late_too() -> None:
+    verdict = Story().lie(3).hand(4, 5, at=5.5).retract(3).hand(1, 2, 3, at=7.0).judge()
+    assert verdict.violations == []
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        Story().hand(1, at=4.0).lie(3).hand(4, 5, at=5.5).retract(3).hand(2, 3, at=7.0),
+        Story().lie(3).hand(4, 5, 1, 2, at=5.5).retract(3).hand(3, at=7.0),
+    ],
+    ids=["it was not the first", "before the retraction"],
+)
+def test_otherwise_late_ones_are_reordered(story: Story) -> None:
+    assert kinds(story.judge()) == {"reordered"}
 
 
 def test_foreign_messages_are_not_promised() -> None:

@@ -53,6 +53,17 @@ class DeliveryCheck:
         """When each message was delivered, by number."""
         self.displaced: set[tuple[str, int, int]] = set()
         """Unit, publisher and number of messages that may come late: a false one was taken back in their place."""
+        self._began: dict[tuple[str, int], float] = {}
+        """By unit and publisher: when the first true message was delivered."""
+        self._misled: dict[tuple[str, int], int] = defaultdict(int)
+        """By unit and publisher: up to which number messages may come late, because a false one was the first."""
+
+    def taken_back(self, unit: str, publisher: int, sequence: int, delivered_at: float) -> None:
+        """A false message was taken back. If it was the first of its publisher, the receiver began behind it, and the
+        messages before it may come late too."""
+        self.displaced.add((unit, publisher, sequence))
+        if delivered_at <= self._began.get((unit, publisher), delivered_at):
+            self._misled[unit, publisher] = max(sequence, self._misled[unit, publisher])
 
     def take(self, number: int, at: float, payload: bytes) -> Published | None:
         """The receiver got a message; returns it, or None if it was never owed."""
@@ -66,7 +77,9 @@ class DeliveryCheck:
             verdict.violate("duplicated", f"{receiver.label} got message {number} again at t={at:.3f}")
         self.got[number] = at
         stream = message.unit, message.publisher
-        if message.sequence < self._last[stream] and (*stream, message.sequence) not in self.displaced:
+        self._began.setdefault(stream, at)
+        late = (*stream, message.sequence) in self.displaced or message.sequence < self._misled[stream]
+        if message.sequence < self._last[stream] and not late:
             verdict.reordered += 1
             order = f"{number} (seq {message.sequence}) after {self._last[stream]}"
             verdict.violate("reordered", f"{receiver.label} got {order}")

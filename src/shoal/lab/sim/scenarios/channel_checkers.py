@@ -139,8 +139,8 @@ class _Judge:
         if not lies:
             self.verdict.violate("false retraction", f"{self.label}: {retraction} at t={at:.3f} of no false message")
             return
-        lies.pop()
-        self.deliveries.displaced.add(key)
+        delivered_at, _ = lies.pop()
+        self.deliveries.taken_back(*key, delivered_at)
 
     def _lies(self) -> None:
         """Checks that every lie was taken back. A lie that the agent did not hear, or whose refutation the subscriber
