@@ -345,7 +345,7 @@ def test_a_channel_is_told_of_a_home_that_came_and_went_unseen_and_of_no_other()
 
 
 @pytest.mark.parametrize("since", [1, 2])
-def test_a_server_whose_agent_began_after_it_joined_may_have_had_publishers_that_nobody_heard(since: int) -> None:
+def test_a_server_whose_agent_began_after_it_joined_may_have_had_publishers_that_no_agent_heard(since: int) -> None:
     """They published there by a ring that this client did not know, and died; the agent that heard them died too. One
     that was there before the ring has heard them all."""
     driver = RouterDriver(("s1", "s2"))
@@ -388,7 +388,7 @@ def test_so_may_a_server_that_became_the_home_because_all_servers_of_the_entry_l
     assert len(unknown_gaps(sub)) == 1
 
 
-def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_nobody_heard() -> None:
+def test_a_server_that_left_before_it_answered_may_have_had_publishers_that_no_agent_heard() -> None:
     driver = RouterDriver(("s1", "s2"))
     sub = driver.subscribe(b"ti*", pattern=True)
     driver.servers["s3"] = StandIn("s3", silent=True)
@@ -711,7 +711,7 @@ def test_a_server_that_dies_while_it_is_being_left_puts_its_streams_in_doubt() -
     assert (OTHER, 2, None) in {(gap.publisher, gap.first, gap.last) for gap in gaps}
 
 
-def test_a_server_that_carried_what_was_left_of_a_placement_may_have_had_publishers_that_nobody_heard() -> None:
+def test_a_server_that_carried_what_was_left_of_a_placement_may_have_had_publishers_that_no_agent_heard() -> None:
     """The subscription's own server is out of the ring for a while, and publishers use the other one alone."""
     driver = RouterDriver(("s1", "s2"))
     sub = driver.subscribe(TILE)

@@ -131,7 +131,7 @@ class TestWhatARoleCanDo:
     @pytest.mark.parametrize(
         "user", ["client", "reader", "pipeline", "client-on-6.2", "reader-on-6.2", "pipeline-on-6.2"]
     )
-    async def test_nobody_else_can_read_it(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+    async def test_no_other_user_can_read_it(self, server: RedisServer, admin: Coordinator, user: str) -> None:
         await admin.put("secrets/agents/1", b"1")
         async with await connect(server, user) as coordinator:
             with pytest.raises(CoordinatorError):

@@ -117,7 +117,7 @@ async def test_a_bus_with_many_subscriptions_comes_back_without_being_refused(sc
         assert connection is not None
         connection.abort()
         async with asyncio.timeout(WAIT_S):
-            while not bus.statistics().counters["reconnects"]:  # noqa: ASYNC110 - the bus tells nobody
+            while not bus.statistics().counters["reconnects"]:  # noqa: ASYNC110 - the bus has no event for it
                 await asyncio.sleep(0.01)
         await until_in_force(bus)
         assert bus.statistics().counters["busy"] == 0
@@ -184,7 +184,7 @@ async def test_requests_are_not_amplified(scene: Scene) -> None:
         heals = [control.encode(control.Heal(b"amplified", stream, 1, 1 << 60), 7, nonce, seal) for nonce in range(40)]
         await asyncio.to_thread(scene.send, [(b"PUBLISH", peer_channel(bus.client_id), heal) for heal in heals])
         async with asyncio.timeout(WAIT_S):
-            while bus.statistics().counters["heals_over_quota"] < 30:  # noqa: ASYNC110 - the bus tells nobody
+            while bus.statistics().counters["heals_over_quota"] < 30:  # noqa: ASYNC110 - the bus has no event for it
                 await asyncio.sleep(0.02)
         assert bus.statistics().counters["resent"] <= 9
 

@@ -538,7 +538,7 @@ class AgentDriver:
             done = self.core.work(self.now)
 
     def hear(self, channel: bytes, data: bytes) -> None:
-        """Somebody publishes on the server. Heartbeats come on the agent's light connection too."""
+        """A client publishes on the server. Heartbeats come on the agent's light connection too."""
         self.receive(PushNotification([b"pmessage", b"*", channel, data]))
         if channel == HEARTBEAT_CHANNEL and (head := control.read_head(data)) is not None:
             self.core.heard_own(head, data)

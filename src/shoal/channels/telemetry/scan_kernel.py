@@ -129,7 +129,7 @@ _RESERVED: Final = np.frombuffer(RESERVED_PREFIX, np.uint64, 1)[0]
 _AGENT_BYTES: Final = len(AGENT_CHANNEL)
 _AGENT_TAIL: Final = np.frombuffer(AGENT_CHANNEL, np.uint64, 1, _AGENT_BYTES - 8)[0]
 
-_NOBODY: Final = np.uint64(0)
+_NO_CLIENT: Final = np.uint64(0)
 _MAGIC: Final = np.uint64(MAGIC)
 _MAGIC_1: Final = np.uint64(MAGIC_1)
 _LOW_16: Final = np.uint64(0xFFFF)
@@ -284,7 +284,7 @@ def take_internal(
     frame_bytes = payload_at + payload_bytes + 2 - start
     to_agent = name_bytes == _AGENT_BYTES and load_u64(data, name_at + _AGENT_BYTES - 8) == _AGENT_TAIL
     if to_agent and payload_bytes <= TO_AGENT_BYTES_MAX and frame_bytes <= cursor.observed_bytes_max:
-        client = load_u64(data, payload_at + CLIENT_AT) if payload_bytes >= HEAD_BYTES else _NOBODY
+        client = load_u64(data, payload_at + CLIENT_AT) if payload_bytes >= HEAD_BYTES else _NO_CLIENT
         row = meter[meter_row(head.seed, client)]
         if row.tokens > 0 and cursor.control_left > 0:
             cursor.control_left -= 1
@@ -292,7 +292,7 @@ def take_internal(
         head.control_unread += 1
         if row.tokens <= 0 or not head.secrets:  # if not, anyone could have a client told to wait
             row.client = client
-            row.number = load_u64(data, payload_at + NUMBER_AT) if client != _NOBODY else _NOBODY
+            row.number = load_u64(data, payload_at + NUMBER_AT) if client != _NO_CLIENT else _NO_CLIENT
     head.internal += 1
     head.internal_bytes += frame_bytes
     return PASSED
@@ -345,7 +345,7 @@ def count(
     flags = np.int64(data[payload_at + _FLAGS_AT]) if ours else 0
     beacon = (flags & BEACON) != 0
     numbered = ours and (flags & FOREIGN) == 0 and (not beacon or body == _SETTLED_BYTES)
-    client = load_u64(data, payload_at + _STREAM_AT) >> _EPOCH_BITS if numbered else _NOBODY
+    client = load_u64(data, payload_at + _STREAM_AT) >> _EPOCH_BITS if numbered else _NO_CLIENT
     cursor.standing = FRESH if numbered or not ours or flags & FOREIGN or not head.secrets else FALSE
     if index == REFUSED:
         head.uncounted += 1

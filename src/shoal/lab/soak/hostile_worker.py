@@ -167,7 +167,7 @@ class Attacker:
 
 
 def _harmless(batch: list[Command]) -> list[Command]:
-    """Messages of the same sizes on channels that concern nobody."""
+    """Messages of the same sizes, on channels without subscribers."""
     commands: list[Command] = []
     for command in batch:
         left = sum(map(len, command))
