@@ -529,8 +529,8 @@ def is_format_1(data: bytes) -> bool:
 
 
 def decode(data: bytes, head: Head | None = None) -> Received:
-    """The control message in `data`. Does not check who sent it. Raises ProtocolError if it is not a control message, or
-    if it has another version and is not a Refused. `head` is that of `data`, if it is known."""
+    """The control message in `data`. Does not check who sent it. Raises ProtocolError if it is not a control message,
+    or if it has another version and is not a Refused. `head` is that of `data`, if it is known."""
     head = head or read_head(data)
     if head is None:
         raise ProtocolError("a peer sent something that is not a control message on an internal channel")
