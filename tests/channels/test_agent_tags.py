@@ -102,6 +102,27 @@ def test_a_false_message_is_not_forwarded_and_named_early(false: bytes) -> None:
     assert [later.refuted for later in heartbeats(driver)] == [[]]
 
 
+def test_early_heartbeats_name_only_what_is_new_and_others_repeat_it() -> None:
+    driver = moving()
+    driver.hear(TILE, message(1))
+    driver.now += 1
+    driver.core.timer(driver.now)
+    driver.play()
+    heartbeats(driver)
+    named: list[list[int]] = []
+    for number in range(2, 10):
+        driver.hear(TILE, HEADER.pack(envelope.MAGIC, 0, 1, STREAM, number, 5))
+        driver.now += REFUTE_PAUSE_S
+        driver.core.timer(driver.now)
+        driver.play()
+        (heartbeat,) = heartbeats(driver)
+        ((_, listed),) = heartbeat.refuted
+        named.append([number for _, number, _ in listed])
+    assert named[:3] == [[2], [3], [4]]
+    assert [len(numbers) for numbers in named].count(1) >= 6
+    assert list(range(2, max(map(len, named)) + 2)) in named
+
+
 def test_a_copy_is_not_forwarded_because_its_payload_may_differ() -> None:
     driver = moving()
     driver.hear(TILE, message(1, b"true"))

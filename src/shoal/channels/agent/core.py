@@ -145,6 +145,9 @@ class AgentCore:
         self._queue = ControlQueue()
         self._heard = 0
         self._refuted: dict[tuple[bytes, int, int, int], float] = {}
+        """The false messages that were named lately, and until when they are named again."""
+        self._repeated_at = -math.inf
+        """When a heartbeat last named them again."""
         self._heartbeat_at = -math.inf
         self._heartbeat_due = math.inf
         self._incarnations = 0
@@ -607,21 +610,31 @@ class AgentCore:
             self.timers.set("heartbeat", at)
 
     def _take_refuted(self, now: float) -> Refuted:
-        """The false messages that a heartbeat names: new ones, and those of the last seconds if there is room."""
+        """The false messages that a heartbeat names: new ones and, once in `heartbeat_interval_s`, those of the last
+        seconds if there is room."""
         found = self.scanner.take_refuted()
         if REFUTE not in self._rules:
             return Refuted({}, [])
-        known = {named: until for named, until in self._refuted.items() if now < until}
-        for channel, listed in found.messages.items():
+        for listed in found.messages.values():
             self.counters.refuted += len(listed)
+        if now < self._repeated_at + (1 - HEARTBEAT_SPREAD) * self.limits.heartbeat_interval_s:
+            self._remember_refuted(found, now)
+            return found
+        self._repeated_at = now
+        self._refuted = {named: until for named, until in self._refuted.items() if now < until}
+        self._remember_refuted(found, now)
+        messages: dict[bytes, list[tuple[int, int, int]]] = {}
+        for channel, stream, number, mark in self._refuted:
+            messages.setdefault(channel, []).append((stream, number, mark))
+        return Refuted(messages, found.overflow)
+
+    def _remember_refuted(self, found: Refuted, now: float) -> None:
+        """False messages are named again for a while, the newest at most."""
+        known = self._refuted
+        for channel, listed in found.messages.items():
             known |= {(channel, *named): now + REFUTE_REPEAT_S for named in listed}
         for named in list(known)[: max(len(known) - REFUTED_MAX, 0)]:
             del known[named]
-        self._refuted = known
-        messages: dict[bytes, list[tuple[int, int, int]]] = {}
-        for channel, stream, number, mark in known:
-            messages.setdefault(channel, []).append((stream, number, mark))
-        return Refuted(messages, found.overflow)
 
     def _greet(self, client: int, greet: control.Greet, now: float) -> None:
         self.counters.greetings += 1

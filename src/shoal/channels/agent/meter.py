@@ -20,8 +20,8 @@ from shoal.channels.telemetry.scanner import Scanner
 from shoal.channels.token_bucket import TokenBucket
 from shoal.limits import Limits
 
-REFILL_S: Final = 0.1
-"""Tokens of clients are added in these intervals."""
+REFILL_S: Final = 0.5
+"""Tokens of clients are added in these intervals. A client that has none left is told to wait for longer."""
 
 REFUSALS_MAX: Final = 1000
 """Clients that are told at once."""
