@@ -33,6 +33,8 @@ class Departure:
         self._linger_until = float("-inf")
         self.waits = 0
         """Number of times that the closing bus has waited."""
+        self.gave_up = False
+        """Whether `linger_s` was over before subscribers could be expected to have everything."""
         self._changes = _FIRST_RING
         self._heals = 0
 
@@ -58,7 +60,10 @@ class Departure:
         while self._router.resend_bytes:
             now = loop.time()
             self.update(now)
-            if now >= give_up or (now >= self._linger_until and self._router.streams_live):
+            if now >= self._linger_until and self._router.streams_live:
+                return
+            if now >= give_up:
+                self.gave_up = True
                 return
             self.waits += 1
             await asyncio.sleep(min(_POLL_S, give_up - now))

@@ -138,7 +138,7 @@ def test_seeds_draw_every_shape() -> None:
     shapes = []
     for seed in range(200):
         rng = Random(seed)
-        shapes.append(Shape.draw(rng, FaultOptions.draw(rng)))
+        shapes.append(Shape.draw(rng, FaultOptions.draw(rng), 1.0))
     assert 60 < sum(shape.healable for shape in shapes) < 140
     assert any(shape.slow_readers for shape in shapes)
     assert {shape.servers for shape in shapes} == {2, 3, 4}

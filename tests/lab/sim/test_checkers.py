@@ -135,6 +135,15 @@ def test_a_gap_without_a_publisher_covers_only_dead_publishers() -> None:
     assert story.judge().violations == []
 
 
+def test_a_gap_without_a_publisher_covers_one_that_closed_later_only_if_it_gave_up() -> None:
+    story = Story().hand(1, 2).report(1, None, publisher=None)
+    story.history.unwatched.append(Interval("s1", 5.5))
+    story.alice.ended_at = 50.0
+    assert kinds(story.judge()) == {"lost"}
+    story.alice.gave_up = True
+    assert story.judge().violations == []
+
+
 def alarms(verdict: Verdict) -> tuple[int, int]:
     return len(verdict.gaps_false), verdict.gaps_unprovable
 

@@ -398,6 +398,8 @@ class Scanner:
 
     def take_refuted(self) -> Refuted:
         """The messages with a false tag since the last call."""
+        if not self.refutes:
+            return Refuted({}, [])
         self._collect_refuted()
         taken, self._refuted = self._refuted, Refuted({}, [])
         return taken

@@ -33,6 +33,8 @@ class PublisherRecord:
     client: int
     ended_at: float | None = None
     crashed: bool = False
+    gave_up: bool = False
+    """Whether it closed before it could expect subscribers to have everything."""
 
 
 class Receiver(Protocol):

@@ -37,8 +37,10 @@ OPEN_RETRY_S: Final = 0.3
 LEAVES: Final = 0.08
 LEAVE_S: Final = (2.0, 15.0)
 AWAY_S: Final = (0.05, 0.5)
+QUIET_BURST_S: Final = 20.0
 """The share `LEAVES` of the processes closes its bus after `LEAVE_S`, unless it crashes first; the next process starts
-`AWAY_S` later."""
+`AWAY_S` later. A process publishes once on a quiet channel, within `QUIET_BURST_S`. All but `AWAY_S` is shorter by the
+run's pace."""
 CLOSE_SLACK_S: Final = 1.0
 """How much longer than the sum of its limits closing a bus may take, because clocks drift and turns take time."""
 
@@ -131,10 +133,10 @@ class App:
         self.subscriptions_at_close = 0
         for channel in self.run.quiet_channels:
             if self.random.random() < 0.5:
-                self.after(self.random.uniform(0.0, 20.0), self._quiet_burst, channel)
+                self.after(self.random.uniform(0.0, QUIET_BURST_S / self.run.pace), self._quiet_burst, channel)
         rng = self.run.world.rng(f"leave/{self.node.name}")
         if rng.random() < LEAVES:
-            self.after(rng.uniform(*LEAVE_S), self._leave)
+            self.after(rng.uniform(*LEAVE_S) / self.run.pace, self._leave)
         self._live()
 
     def ring_changed(self) -> None:
@@ -308,6 +310,7 @@ class App:
             self.record.crashed = True
             run.exercised["closed unconfirmed"] += 1
         run.exercised["lingered"] += departure.waits > 0
+        self.record.gave_up = departure.gave_up
         took_s = run.world.now - node.paused_s - began_at
         limit_s = limits.drain_timeout_s + limits.linger_s + 2 * CLOSE_WAIT_S + CLOSE_SLACK_S
         if took_s > limit_s:

@@ -119,6 +119,7 @@ class BalancerMix:
 class BalancerRun(MovesRun):
     """One seed of the scenario."""
 
+    pace = 1.0
     ring_death = 0.1
 
     mix: BalancerMix

@@ -240,13 +240,15 @@ class _Judge:
 
     def _covered(self, message: Published) -> bool:
         """Whether a reported gap covers a message. An open gap covers only messages that were published before it was
-        reported, and one without a publisher only those of publishers that have crashed or closed."""
+        reported, and one without a publisher only those of publishers that had closed by then, or that ended, then or
+        later, before subscribers could have everything."""
         return any(self._is_covered_by(message, at, gap) for at, gap in self.gaps)
 
     def _is_covered_by(self, message: Published, at: float, gap: Gap) -> bool:
         if gap.publisher is None:
             publisher = self.history.publishers[message.publisher]
-            left = publisher.crashed or (publisher.ended_at is not None and publisher.ended_at <= at)
+            left = publisher.crashed or publisher.gave_up
+            left = left or (publisher.ended_at is not None and publisher.ended_at <= at)
             unlisted = self.expect.full and NO_ROOM in gap.reason
             return (left or unlisted) and message.called_at <= at
         if gap.channel != message.unit or gap.publisher != message.publisher or gap.first > message.sequence:

@@ -31,7 +31,7 @@ NAPS: Final = 0.6
 NAP_EVERY_S: Final = 4.0
 NAP_S_MAX: Final = 12.0
 NAP_AFTER_S: Final = (0.05, 1.5)
-"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its server leaves
+"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S` at pace 1, a subscriber sleeps while its server leaves
 the ring and comes back, and `NAP_AFTER_S` longer."""
 AGENTS_DIE: Final = 0.7
 """How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can tell
@@ -124,7 +124,7 @@ class Nap:
 class ChannelsRun(ChannelScenario):
     """One seed of the scenario."""
 
-    calm_s = 7.0
+    calm_s = 4.0
     """Shorter than in the other scenarios: no move has to end in it."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
@@ -143,7 +143,7 @@ class ChannelsRun(ChannelScenario):
         if not self.faults.active:
             return
         rng = self.world.rng("naps")
-        self.world.after(rng.expovariate(1 / NAP_EVERY_S), self._nap)
+        self.world.after(rng.expovariate(self.pace / NAP_EVERY_S), self._nap)
         sleepers = [
             (app, core)
             for app in self.apps

@@ -47,7 +47,8 @@ LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
 """How long an agent takes to load its modules. The first agents are quick, because the run begins when all are up."""
 LAPSE_S: Final = (3.5, 7.0)
-"""How long an agent does not renew its lease when it lapses."""
+LAPSE_EVERY_S: Final = 3.0
+"""How long an agent does not renew its lease when it lapses, and about how often that happens at pace 1."""
 
 
 class ChannelScenario(Scenario):
@@ -55,12 +56,19 @@ class ChannelScenario(Scenario):
 
     agent_capacity_bytes_per_s = 125_000_000.0
     """The bandwidth that an agent assumes for its server."""
+    pace = 2.0
+    """How much more often things happen than in the scenario `balancer`, in which a decision takes seconds. An idle
+    cluster costs as much CPU as a busy one, so runs are short and eventful."""
     ring_death = 0.5
     """How often an agent dies when the ring changes."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.rules = rules
         super().__init__(seed, trace)
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """The faults of links and nodes."""
+        return FaultOptions.draw(rng, self.pace)
 
     def draw_shape(self, rng: Random, options: FaultOptions) -> None:
         """The size of the run, and what its applications are like."""
@@ -116,7 +124,7 @@ class ChannelScenario(Scenario):
 
     def make_shape(self, options: FaultOptions) -> Shape:
         """How large the run is."""
-        return Shape.draw(self.world.rng("shape"), options)
+        return Shape.draw(self.world.rng("shape"), options, self.pace)
 
     def make_app(self, node: Node) -> App:
         """An application."""
@@ -208,7 +216,7 @@ class ChannelScenario(Scenario):
             rng = self.world.rng("lapses")
             agent = f"agent-{rng.choice(self.names)}"
             self.coordinator.mute_leases(agent, self.world.now + rng.uniform(*LAPSE_S))
-            self.world.after(rng.expovariate(1 / 3.0), self._lapse)
+            self.world.after(rng.expovariate(self.pace / LAPSE_EVERY_S), self._lapse)
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")

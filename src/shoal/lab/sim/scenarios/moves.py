@@ -41,7 +41,7 @@ BEFORE_MOVES_S: Final = 1.0
 LAST_MOVE_S: Final = 4.0
 """The last move is requested at least this long before the applications fall silent."""
 PEACE_S: Final = 10.0
-"""Some runs begin with moves without faults, because some promises hold only then."""
+"""Some runs begin with moves without faults, because some promises hold only then. Shorter by the run's pace."""
 PEACEFUL: Final = 0.7
 """Share of the runs without faults in which the scenario also causes no crashes and no unplanned changes of the
 ring."""
@@ -76,7 +76,7 @@ class MovesRun(ChannelScenario):
         super().__init__(seed, rules, trace)
         self.movable = self.channels + self.quiet_channels + self.idle_channels
         self.operator = Operator(self)
-        self.peace_s = self.world.rng("moves").choice((0.0, 0.0, PEACE_S))
+        self.peace_s = self.world.rng("moves").choice((0.0, 0.0, PEACE_S)) / self.pace
 
     # What is added to the cluster
 

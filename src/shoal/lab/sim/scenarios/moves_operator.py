@@ -31,7 +31,7 @@ NAP_S: Final = (2.0, 12.0)
 
 @dataclass(frozen=True, slots=True)
 class MovesMix:
-    """Rates of the different requests and faults, drawn by seed."""
+    """Rates of the different requests and faults at pace 1, drawn by seed."""
 
     pause_s: float
     together: int
@@ -83,7 +83,7 @@ class Operator:
             if random.random() < self.mix.flurry:
                 for number in range(1, random.randint(3, 5)):
                     run.world.after(number * random.uniform(*FLURRY_S), self._request, channel)
-        run.world.after(random.expovariate(1 / self.mix.pause_s), self._ask)
+        run.world.after(random.expovariate(run.pace / self.mix.pause_s), self._ask)
 
     def _request(self, name: str) -> None:
         run, random, channel = self.run, self.random, name.encode()
@@ -133,7 +133,7 @@ class Operator:
     # Pauses of clients
 
     def _nap_later(self) -> None:
-        self.run.world.after(self.random.expovariate(self.mix.naps_per_s), self._nap)
+        self.run.world.after(self.random.expovariate(self.run.pace * self.mix.naps_per_s), self._nap)
 
     def _nap(self) -> None:
         run, random = self.run, self.random

@@ -69,7 +69,7 @@ LATE_WRITERS: Final = 0.3
 LATE_WRITER_EVERY_S: Final = 3.0
 LATE_WRITER_S: Final = (0.05, 0.6)
 """In the share `LATE_WRITERS` of the runs with faults, agents lose their connections while commands to their own
-servers are on the way: about every `LATE_WRITER_EVERY_S`, when nothing has arrived for `LATE_WRITER_S`. What is not
+servers are on the way: about every `LATE_WRITER_EVERY_S` at pace 1, when nothing has arrived for `LATE_WRITER_S`. What is not
 lost arrives up to `LATE_COMMANDS_S` later."""
 LATE_COMMANDS_S: Final = (0.1, 1.5)
 
@@ -131,7 +131,7 @@ class RecordingRun(MovesRun):
                 self.exercised["late writer"] += 1
                 self.network.stall(end, duration_s + rng.uniform(*LATE_COMMANDS_S), one_way=True)
                 self.world.after(duration_s, self.network.reset, end)
-        self.world.after(rng.expovariate(1 / LATE_WRITER_EVERY_S), self._late_writer)
+        self.world.after(rng.expovariate(self.pace / LATE_WRITER_EVERY_S), self._late_writer)
 
     def _unmark(self) -> None:
         self.exercised["mark deleted"] += 1

@@ -42,8 +42,9 @@ class Shape:
     """Whether the tables of agents are too small for the run."""
 
     @classmethod
-    def draw(cls, rng: Random, faults: FaultOptions) -> Shape:
-        """Draws a shape. In half of the runs holes have enough time to heal; in the others gaps are reported early."""
+    def draw(cls, rng: Random, faults: FaultOptions, pace: float) -> Shape:
+        """Draws a shape. In half of the runs holes have enough time to heal; in the others gaps are reported early.
+        Applications do the same in a time that is shorter by `pace`."""
         healable = rng.random() < 0.5
         small_window = not healable and rng.random() < 0.5
         slow_readers = rng.random() < 0.3
@@ -51,7 +52,7 @@ class Shape:
             DEFAULT_LIMITS,
             clock_drift_max=0.05,
             beacon_delay_s=0.3,
-            gap_timeout_s=45.0 if healable else 9.0,
+            gap_timeout_s=30.0 if healable else 9.0,
             resend_messages_max=8 if small_window else 4096,
             inbox_messages_max=16 if slow_readers else 4096,
             held_messages_max=rng.choice((8, 256)),
@@ -65,10 +66,10 @@ class Shape:
             servers=rng.randint(2, 4),
             clients=rng.randint(4, 8),
             channels=rng.randint(2, 5),
-            safety_s=rng.uniform(12.0, 25.0),
+            safety_s=rng.uniform(12.0, 25.0) / pace,
             burst_max=rng.choice((3, 12, 30)) if not narrow else 3,
             payload_bytes=rng.choice((10, 400)) if not narrow else 10,
-            burst_pause_s=rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0,
+            burst_pause_s=(rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0) / pace,
             limits=limits,
             pubsub_limit=BufferLimit(150_000, 75_000, 2.0) if tight else BufferLimit(),
             slow_readers=slow_readers,

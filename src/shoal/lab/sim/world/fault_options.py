@@ -81,9 +81,9 @@ class FaultOptions:
         return not any(rates)
 
     @classmethod
-    def draw(cls, rng: Random) -> Self:
+    def draw(cls, rng: Random, pace: float = 1.0) -> Self:
         """Draws options. A quarter of the seeds has no faults; in the others each kind of fault is on or off
-        independently.
+        independently. Faults occur `pace` times as often.
 
         Leaving out kinds at random reaches more corner cases than mixing a little of every kind.
         """
@@ -100,9 +100,9 @@ class FaultOptions:
         return replace(
             calm,
             spike_probability=rng.choice((0.0, 0.01, 0.05)),
-            resets_per_s=rng.choice((0.0, 0.1, 1.0)),
-            stalls_per_s=rng.choice((0.0, 0.2, 1.0)),
-            partitions_per_s=rng.choice((0.0, 0.1, 0.3)),
-            pauses_per_s=rng.choice((0.0, 0.1, 0.3)),
-            crashes_per_s=rng.choice((0.0, 0.05, 0.2)),
+            resets_per_s=rng.choice((0.0, 0.1, 1.0)) * pace,
+            stalls_per_s=rng.choice((0.0, 0.2, 1.0)) * pace,
+            partitions_per_s=rng.choice((0.0, 0.1, 0.3)) * pace,
+            pauses_per_s=rng.choice((0.0, 0.1, 0.3)) * pace,
+            crashes_per_s=rng.choice((0.0, 0.05, 0.2)) * pace,
         )
