@@ -713,3 +713,154 @@ def test_a_stream_of_which_nothing_is_true_is_never_in_doubt() -> None:
     assert made_up not in sub.streams
     let_gaps_come(scene)
     assert scene.takes(sub) == []
+
+
+# Where an agent has no room to list all streams
+
+
+def joined_where_tables_are_full(**more: Any) -> tuple[Scene, SubscriptionCore]:
+    """A new subscription; the agent had no room for the stream, which has come as far as 4."""
+    scene = Scene(**more)
+    if len(scene.servers) > 1:
+        scene.router.entry(_entry(*scene.servers), scene.now)
+    scene.servers["s1"].complete = False
+    sub = scene.subscribe(TILE)
+    assert scene.takes(sub) == [b"gap 0-0"]
+    scene.advance(DEFAULT_LIMITS.heal_delay_s)
+    return scene, sub
+
+
+def healed(first: int, last: int) -> control.Healed:
+    """The publisher still has everything from `first`, and has published `last`."""
+    return control.Healed(TILE, STREAM, first, last, last, first)
+
+
+def test_an_altered_copy_by_which_an_unlisted_stream_is_met_is_not_taken() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(2, payload=b"altered")
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    assert scene.takes(sub) == []
+    scene.resend(2)
+    assert scene.takes(sub) == [b"2"]
+    scene.copy(3, payload=b"altered")
+    scene.copy(4, payload=b"altered")
+    assert scene.takes(sub) == [], "the publisher has not told yet how far it has come"
+
+
+def test_nor_behind_the_hole_that_is_asked_for_because_the_subscription_has_several_servers() -> None:
+    scene, sub = joined_where_tables_are_full(servers=("s1", "s2"))
+    scene.copy(2, payload=b"altered")
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(1)
+    assert scene.takes(sub) == [b"1"]
+    scene.resend(2)
+    assert scene.takes(sub) == [b"2"]
+
+
+def test_when_the_publisher_has_told_how_far_it_has_come_later_messages_are_taken_as_they_come() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(5)
+    assert scene.takes(sub) == []
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(5)
+    scene.reply(healed(5, 5))
+    scene.copy(6)
+    scene.copy(7)
+    scene.copy(7, payload=b"altered")
+    assert scene.takes(sub) == [b"5", b"6", b"7"]
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+
+
+def test_what_comes_while_the_publisher_is_asked_is_asked_for_too() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(5)
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.copy(6)
+    scene.resend(5)
+    scene.reply(healed(5, 5))
+    scene.copy(6, payload=b"altered")
+    assert scene.takes(sub) == [b"5"]
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(6)
+    scene.copy(7)
+    assert scene.takes(sub) == [b"6", b"7"]
+
+
+def test_a_message_of_a_publisher_that_does_not_answer_is_a_gap() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(5)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 5-5"]
+
+
+def test_a_listed_stream_is_taken_as_it_comes() -> None:
+    scene = Scene()
+    scene.servers["s1"].complete = False
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    sub = scene.subscribe(TILE)
+    scene.copy(3, payload=b"altered")
+    scene.copy(5)
+    assert scene.takes(sub) == [b"gap 0-0", b"5"]
+
+
+def test_a_subscriber_that_comes_back_takes_no_copies_of_an_unlisted_stream() -> None:
+    scene, sub = subscribed()
+    scene.lose("s1")
+    scene.servers["s1"].complete = False
+    scene.servers["s1"].streams.clear()
+    scene.advance(0)
+    scene.takes(sub)
+    scene.copy(3, payload=b"altered")
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(3)
+    scene.reply(healed(3, 4))
+    scene.copy(4, payload=b"altered")
+    assert scene.takes(sub) == [b"3"]
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(4)
+    scene.copy(5)
+    assert scene.takes(sub) == [b"4", b"5"]
+
+
+def test_a_publisher_that_was_asked_before_the_agent_answered_does_not_bound_its_stream() -> None:
+    """It may have published since, before the subscription was there again."""
+    scene, sub = subscribed()
+    scene.copy(4)
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    asked = max(scene.router._receiver._requests)
+    scene.lose("s1")
+    scene.servers["s1"].complete = False
+    scene.servers["s1"].streams.clear()
+    scene.advance(0)
+    header = HEADER.pack(envelope.MAGIC, 0, BY_THE_RING | 1, STREAM, 3, 0)
+    scene.tell("s1", control.Resend(TILE, header + b"3"), asked)
+    scene.tell("s1", healed(3, 4), asked)
+    scene.copy(5, payload=b"altered")
+    assert [item for item in scene.takes(sub) if not item.startswith(b"gap")] == [b"3", b"4"]
+
+
+def test_a_false_message_by_which_an_unlisted_stream_is_met_hides_no_true_one() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(5, FALSE)
+    for number in range(6, 8 + CLAIMS_MAX):
+        scene.copy(number)
+    scene.refute((5, FALSE))
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    for number in range(6, 8 + CLAIMS_MAX):
+        scene.resend(number)
+    assert scene.takes(sub) == [b"%d" % number for number in range(6, 8 + CLAIMS_MAX)]
+
+
+def test_nor_do_two_false_ones() -> None:
+    scene, sub = joined_where_tables_are_full()
+    scene.copy(5, FALSE)
+    scene.copy(FAR, FALSE)
+    scene.refute((5, FALSE))
+    scene.copy(7)
+    scene.refute((FAR, FALSE))
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(7)
+    assert scene.takes(sub) == [b"7"]
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []

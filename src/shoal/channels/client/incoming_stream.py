@@ -15,7 +15,8 @@ stream remembers the *origin* of a copy, its header and its server:
     birth     the claim by which `first` was chosen, if it was: the stream was unknown before
     exempt    by server: the last number that its agent may not have heard, because its incarnation began later
     barred    by server: the last number that was published there while the subscription was away or had no room. A
-              copy of it that comes later may have another payload, so it is taken only if its publisher sends it again
+              copy of it that comes later may have another payload, so it is taken only if its publisher sends it again.
+              Where the agent had no room to list the stream, that number is unknown until the publisher tells it
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ TAGS_MAX: Final = 256
 """Numbers of a stream whose origins are remembered, at least; at most twice as many."""
 
 CLAIMS_MAX: Final = 256
-"""Claims of a stream that are remembered. The lowest ones are dropped first, and are not believed any more if higher
-ones turn out to be false; agents and beacons tell again how far the stream has come."""
+"""Claims of a stream that are remembered. Of more, those in the middle are dropped: the lowest tell where the stream
+begins if it was met by a false message, the highest how far it has come."""
 
 
 KEPT_MAX: Final = 2 * 2 * TAGS_MAX
@@ -79,6 +80,8 @@ class Request(NamedTuple):
     """The highest number of which an agent or the publisher had told."""
     numbers: tuple[int, ...]
     """The numbers held behind a hole, and those that messages and beacons claimed."""
+    sent_at: float
+    """When it was asked."""
 
 
 class StreamIn:
@@ -198,7 +201,7 @@ class StreamIn:
             self.claims.setdefault(last, set()).add(origin)
             self.last = max(self.last, last)
             if len(self.claims) > CLAIMS_MAX:
-                del self.claims[min(self.claims)]
+                del self.claims[sorted(self.claims)[CLAIMS_MAX // 2]]
 
     def born(self, number: int, origin: Origin | None) -> None:
         """A message or beacon has introduced the stream. If `first` follows from it, it must not be false."""
@@ -229,9 +232,11 @@ class StreamIn:
             self.sure = min(self.sure, max(last, self.next - 1))
         self.recount()
 
-    def is_copy(self, number: int, origin: Origin) -> bool:
-        """Whether a message that is missing was published on its server before."""
-        if number <= self.barred.get(origin.server, 0):
+    def is_copy(self, number: int, origin: Origin, unlisted: bool) -> bool:
+        """Whether a message that is missing was published on its server before, or may have been: the agent there did
+        not list all streams, and the publisher has not told yet how far it had come."""
+        barred = self.barred.get(origin.server)
+        if unlisted if barred is None else number <= barred:
             return True
         return number not in self.held and origin in self.claims.get(number, ())
 

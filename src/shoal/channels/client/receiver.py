@@ -184,14 +184,18 @@ class Receiver:
 
     def returned(self, sub: SubscriptionCore, site: SubscribedServer, listed: control.HeardList, now: float) -> None:
         """An agent has told how far the streams on its server had come when the subscription came: lower numbers are
-        taken from resends only, higher ones as they come."""
+        taken from resends only, higher ones as they come. If it did not list all of them, the publishers of the others
+        have to tell."""
         kept, site.kept = site.kept, []
+        unlisted = site.server in sub.unlisted
         if self._context.key is not None and AWAY in self._context.rules:
+            for _, stream in sub.all_streams() if unlisted else ():
+                stream.barred.pop(site.server, None)
             for channel, number, last, _ in listed:
                 chan = sub.channels.get(channel)
-                stream = chan.streams.get(number) if chan is not None else None
-                if stream is not None and stream.next <= last & ~ENDED:
-                    stream.barred[site.server] = last & ~ENDED
+                known = chan.streams.get(number) if chan is not None else None
+                if known is not None and (unlisted or known.next <= last & ~ENDED):
+                    known.barred[site.server] = last & ~ENDED
         for channel, blob in kept:
             self.accept(sub, channel, blob, site.server, now)
 
@@ -250,8 +254,9 @@ class Receiver:
                 self._keep_rival(sub, chan, stream, sequence, message, origin)
             if DEDUPE not in rules:
                 self.deliver(sub, message)
-        elif origin is not None and origin is not RESENT and AWAY in rules and stream.is_copy(sequence, origin):
+        elif AWAY in rules and self._is_copy(sub, stream, sequence, origin):
             counters.barred += 1
+            stream.claim(sequence, origin)
             self.hole(sub, chan, stream, now)
         elif sub.inbox.full:
             stream.drop(sequence, origin)
@@ -286,6 +291,13 @@ class Receiver:
                 stream.held[sequence] = message, origin or RESENT
                 counters.held += 1
             self.hole(sub, chan, stream, now)
+
+    @staticmethod
+    def _is_copy(sub: SubscriptionCore, stream: StreamIn, sequence: int, origin: Origin | None) -> bool:
+        """Whether a message may be a copy of one that was published on its server before the subscription came."""
+        if origin is None or origin is RESENT:
+            return False
+        return stream.is_copy(sequence, origin, origin.server in sub.unlisted)
 
     def _keep_rival(
         self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, origin: Origin
@@ -371,6 +383,8 @@ class Receiver:
                 chan = sub.channel(channel)
                 stream = chan.streams[stream_id] = StreamIn(stream_id, (last & ~ENDED) + 1, server, now)
                 stream.final, stream.end = bool(last & ENDED), last & ~ENDED
+                if server in sub.unlisted:
+                    stream.barred[server] = last & ~ENDED
             self._context.counters.late_joins += bool(sub.baseline)
         sub.baseline.clear()
         for channel, blob, server in sub.passed:
@@ -534,7 +548,8 @@ class Receiver:
             return
         self._context.counters.heals_asked += 1
         nonce = self._context.next_number()
-        self._requests[nonce] = Request(stream.stream, stream.last, stream.sure, (*stream.held, *stream.claims))
+        numbers = (*stream.held, *stream.claims)
+        self._requests[nonce] = Request(stream.stream, stream.last, stream.sure, numbers, now)
         if len(self._requests) > REQUESTS_MAX:
             del self._requests[next(iter(self._requests))]
         request = control.Heal(chan.name, stream.stream, begin, last, hole_end)
@@ -608,6 +623,8 @@ class Receiver:
         stream.doubted_at = None
         stream.touched = now
         stream.knows(message.last)
+        if request is not None and request.stream == message.stream:
+            self._bound(sub, stream, message.assigned, request)
         if request is not None and self._is_withdrawn(message, request):
             self._context.counters.evidence_withdrawn += 1
             stream.deny(message.assigned, request)
@@ -629,6 +646,14 @@ class Receiver:
                 self._give_up(sub, chan, stream, lost_to, "its publisher no longer has them", now)
         if stream.has_hole() and stream.hole_begin() > message.first:
             self._context.timers.set(("heal", sub, chan, stream), now)
+
+    @staticmethod
+    def _bound(sub: SubscriptionCore, stream: StreamIn, assigned: int, request: Request) -> None:
+        """A publisher has told how far its stream has come. Where an agent did not list the stream, it had come no
+        further when the agent answered, if the publisher was asked after that: higher numbers are new there."""
+        for server, answered_at in sub.unlisted.items():
+            if request.sent_at > answered_at:
+                stream.barred.setdefault(server, assigned)
 
     def _is_withdrawn(self, message: control.Healed, request: Request) -> bool:
         """Whether the publisher has not used all the numbers that were known to exist when it was asked. Only with

@@ -135,14 +135,18 @@ class Refutations:
 
     def _begin_again(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
         """The first that was heard of a stream was false. The lowest number that was heard since is the first one."""
-        stream.birth = None
         stream.set_aside()
-        below = [rival[2] for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)]
         delivered = [number for number in stream.older if stream.first <= number < stream.next]
-        lowest = min((*below, *delivered, *stream.held), default=None)
-        if lowest is None:
+        heard = [(number, stream.older[number][0]) for number in delivered]
+        heard += [rival[2:] for rival in sub.rivals if rival[:2] == (chan.name, stream.stream)]
+        heard += [(number, origin) for number, (_, origin) in stream.held.items()]
+        heard += [(number, origin) for number, origins in stream.claims.items() for origin in origins]
+        stream.birth = min(heard, default=None)
+        if stream.birth is None:
             del chan.streams[stream.stream]
-        elif delivered and stream.next - lowest <= RECALLED_MAX:
+            return
+        lowest = stream.birth[0]
+        if delivered and stream.next - lowest <= RECALLED_MAX:
             stream.recalled.update(range(lowest, min(delivered)))
             stream.first = lowest
         else:

@@ -345,6 +345,10 @@ class Subscriber:
         site.step("answered")
         site.lost = False
         complete = answer.complete or COMPLETE not in self._context.rules
+        if complete:
+            sub.unlisted.pop(site.server, None)
+        else:
+            sub.unlisted[site.server] = now
         if not sub.in_force:
             site.incarnation = answer.incarnation
             for channel, stream, last, _ in (*answer.absent, *answer.streams):

@@ -126,6 +126,7 @@ class SubscriptionCore:
     `owed_from` is not owed. Messages that are not `wanted` count as received, but are not delivered. `healing` is the
     number of streams that had missing messages when the inbox last had room again: they share the room. `rivals` are
     second copies of delivered numbers, with other tags: if an agent refutes the first copy, the second takes its place.
+    `unlisted` are the servers whose agents had no room to list all streams, each with the time of that Answer.
     """
 
     __slots__ = (
@@ -152,6 +153,7 @@ class SubscriptionCore:
         "sites",
         "streams",
         "text",
+        "unlisted",
         "wanted",
         "whole",
     )
@@ -169,6 +171,7 @@ class SubscriptionCore:
         self.early: list[tuple[bytes, bytes, str]] = []
         self.passed: deque[tuple[bytes, bytes, str]] = deque(maxlen=PASSED_MAX)
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
+        self.unlisted: dict[str, float] = {}
         self.in_force = False
         self.owed_from = -math.inf
         self.whole = True
