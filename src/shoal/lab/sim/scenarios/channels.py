@@ -31,8 +31,8 @@ NAPS: Final = 0.6
 NAP_EVERY_S: Final = 4.0
 NAP_S_MAX: Final = 12.0
 NAP_AFTER_S: Final = (0.05, 1.5)
-"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S` at pace 1, a subscriber sleeps while its server leaves
-the ring and comes back, and `NAP_AFTER_S` longer."""
+"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S` at pace 1, a subscriber sleeps while its
+server leaves the ring and comes back, and `NAP_AFTER_S` longer."""
 AGENTS_DIE: Final = 0.7
 """How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can tell
 what was published there."""

@@ -69,8 +69,8 @@ LATE_WRITERS: Final = 0.3
 LATE_WRITER_EVERY_S: Final = 3.0
 LATE_WRITER_S: Final = (0.05, 0.6)
 """In the share `LATE_WRITERS` of the runs with faults, agents lose their connections while commands to their own
-servers are on the way: about every `LATE_WRITER_EVERY_S` at pace 1, when nothing has arrived for `LATE_WRITER_S`. What is not
-lost arrives up to `LATE_COMMANDS_S` later."""
+servers are on the way: about every `LATE_WRITER_EVERY_S` at pace 1, when nothing has arrived for `LATE_WRITER_S`. What
+is not lost arrives up to `LATE_COMMANDS_S` later."""
 LATE_COMMANDS_S: Final = (0.1, 1.5)
 
 END_S: Final = 5.0
