@@ -71,7 +71,8 @@ FLOOD: Final = 300
 FLOODS: Final = 0.005
 """How many lies it tells at once, and how often."""
 ALTERS: Final = 0.3
-"""How often it alters a message that it has heard on the same server."""
+"""How often it alters a message that it has heard on the same server, and those of a channel for a subscriber that
+comes to it."""
 FOREVER_MS: Final = (1 << 32) - 1
 REPEATED: Final[tuple[type[control.Control], ...]] = (
     control.Heartbeat,
@@ -235,10 +236,10 @@ class Stranger:
         self.history.lie_told(told, delivered=True)
         return blob[:HEADER_BYTES] + payload
 
-    def _alter_all(self, server: str) -> list[tuple[bytes, bytes]]:
-        """An agent begins to listen: it has not heard the true messages that were published before."""
+    def _alter_all(self, server: str, only: bytes | None = None) -> list[tuple[bytes, bytes]]:
+        """An agent or a subscriber begins to listen: it has not heard the true messages that were published before."""
         heard = [(channel, blob) for where, channel, blob in self._published if where == server and not blob[FLAGS_AT]]
-        return [(channel, self._altered(server, channel, blob)) for channel, blob in heard]
+        return [(name, self._altered(server, name, blob)) for name, blob in heard if only in (None, name)]
 
     def _leave(self, end: LinkEnd) -> None:
         """Moves on. Where an agent has fallen silent a hostile one stays: there its heartbeats are not contradicted."""
@@ -317,12 +318,15 @@ class Stranger:
                 return [self._as_agent(head.client, welcome, message.nonce)]
             case control.Hello():
                 own = self.random.random() < 0.5
-                streams = [(message.name, stream_id(client, 1), FAR, 0) for client in self.clients()] if own else []
+                heard = {HEADER.unpack_from(blob)[3] for _, name, blob in self._published if name == message.name}
+                heard.update(stream_id(client, 1) for client in self.clients())
+                streams = [(message.name, stream, FAR, 0) for stream in sorted(heard)] if own else []
                 incarnation = self._incarnations.get(server, 1)
                 answer = control.Answer(
                     server, message.name, incarnation, message.version, b"", b"", True, True, 1, 0, 1, streams, []
                 )
-                return [self._as_agent(head.client, answer, message.nonce)]
+                altered = self._alter_all(server, message.name) if self.random.random() < ALTERS else []
+                return [self._as_agent(head.client, answer, message.nonce), *altered]
             case control.Heartbeat():
                 self.said["forged Resync"] += 1
                 resync = control.Resync(server, message.instance, message.incarnation)
