@@ -148,6 +148,21 @@ def test_two_first_uses_at_once_install_once(door: Door) -> None:
     assert "--no-deps" in calls[1]
 
 
+def test_loops_are_compiled_and_tests_collected_once_before_the_workers_start(door: Door) -> None:
+    calls = door.home / "calls"
+    python = f'case "$*" in *filters*) sleep 0.3 ;; esac; echo "$*" >>"{calls}"'
+    Door.script(door.home / ".venv" / "bin" / "python", python)
+    loops = {f"shoal.{each}" for each in ("channels.telemetry.analyzer", "balance.warm_up", "filters.index.warm_up")}
+    for command, wanted in (("status", {"shoal.channels.telemetry.analyzer"}), ("test", loops)):
+        calls.write_text("")
+        door.stamp.unlink()
+        assert door.run(command, PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin").returncode == 0
+        *before, last = calls.read_text().splitlines()
+        assert {line.split()[2] for line in before if line.startswith("-c from shoal.")} == wanted
+        assert last.startswith("-m shoal.cli" if command == "status" else "-m pytest -n")
+        assert ("-m pytest --collect-only --quiet" in before) == (command == "test")
+
+
 def java_home(directory: Path) -> str:
     """A directory with a Java in it."""
     Door.script(directory / "bin" / "java", "exit 0")

@@ -12,7 +12,7 @@ from shoal.balance.warm_up import overloaded, warm_up
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_policy_can_be_warmed_up(name: str) -> None:
-    warm_up(name, BalanceSettings())
+    warm_up(name)
     assert not policy(name)(overloaded(), BalanceSettings()).is_empty
 
 

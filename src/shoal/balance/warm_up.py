@@ -1,4 +1,4 @@
-"""Warm-up: runs a policy once in advance, because its import and compilation take a second or two.
+"""Warm-up: runs policies once in advance, because import and compilation take seconds.
 
 Owns a small situation with an overloaded server.
 """
@@ -9,14 +9,15 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.balance.columns import NEVER, Channels, Hosts, Placements
-from shoal.balance.policies import policy
-from shoal.balance.settings import BalanceSettings
+from shoal.balance.policies import POLICIES, policy
+from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.balance.situation import Pool, Situation
 
 
-def warm_up(name: str, settings: BalanceSettings) -> None:
-    """Runs a policy once and discards the decision."""
-    policy(name)(overloaded(), settings)
+def warm_up(*names: str, settings: BalanceSettings = DEFAULT_SETTINGS) -> None:
+    """Runs some policies once, or all of them, and discards the decisions."""
+    for name in names or POLICIES:
+        policy(name)(overloaded(), settings)
 
 
 def overloaded() -> Situation:

@@ -266,7 +266,7 @@ class BalancerShell:
     async def _warm_up(self) -> None:
         """Loads the policy before the first decision. Errors are ignored here; they show in the first decision."""
         with contextlib.suppress(Exception):
-            await asyncio.to_thread(warm_up, self._options.policy, self._settings)
+            await asyncio.to_thread(warm_up, self._options.policy, settings=self._settings)
 
     # -- effects ---------------------------------------------------------------------------------------------
 
