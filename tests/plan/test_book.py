@@ -173,3 +173,18 @@ def test_an_entry_counts_again_when_its_servers_are_back() -> None:
     book.accept_ring(SIGNER.ring(ring(6, ("s1", "s3"))))
     book.accept_ring(SIGNER.ring(ring(7, THREE)))
     assert book.placement(b"tile") == Placement(2, Mode.ALL_SUBSCRIBERS, ("s1", "s2"))
+
+
+def test_publishers_with_an_earlier_ring_used_what_was_left_of_the_placement_or_the_home() -> None:
+    """A replicated channel lost a server and got it back. Subscribers that saw neither ask where publishers were."""
+    whole = ring(1, THREE)
+    reduced = whole.next(ring(1, ("s1", "s3")).servers)
+    book = PlanBook(Verifier(SIGNER.public))
+    book.accept_ring(SIGNER.ring(reduced.next(whole.servers)))
+    book.accept_entry(entry(1, "s3", "s2", mode=Mode.ALL_PUBLISHERS))
+    assert book.earlier_servers(b"tile") == ("s3",)
+    alone = channel_at(whole, "s2")
+    book.accept_entry(entry(1, "s2", mode=Mode.SINGLE, channel=alone))
+    assert book.earlier_servers(alone) == (reduced.home(alone),)
+    book.accept_entry(entry(1, "s1", "s3", channel=b"elsewhere"))
+    assert book.earlier_servers(b"elsewhere") == ()

@@ -455,6 +455,8 @@ class BusShell:
         """Linger if others may need resends, send goodbye, close. `quick` only closes."""
         try:
             if not quick:
+                self.router.timer(self.loop.time())  # leases that ran out while this process was suspended
+                self.flush()
                 await self.departure.linger()
             self.router.close(self.loop.time())
             self.flush()

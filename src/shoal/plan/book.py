@@ -13,7 +13,7 @@ from typing import Final
 from shoal.errors import StaleEntryError
 from shoal.plan.entry import Entry
 from shoal.plan.placement import Placement, at_home
-from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.ring import Members, Ring, ServerAddress
 from shoal.plan.signature import Verifier
 
 _REDUCED: Final = 1 << 31
@@ -135,13 +135,22 @@ class PlanBook:
         return Placement(_reduced_version(placement.version, alive), placement.mode, alive) if alive else None
 
     def earlier_servers(self, channel: bytes) -> tuple[str, ...]:
-        """The servers on which publishers with an outdated ring may still publish."""
+        """The servers of the ring on which publishers with an outdated ring may still publish, or have published."""
         ring = self._require_ring()
+        used = (server for members in ring.lived_by for server in self.used_instead(channel, members))
+        return tuple(dict.fromkeys(server for server in used if ring.address(server)))
+
+    def used_instead(self, channel: bytes, members: Members) -> tuple[str, ...]:
+        """The servers that publishers with a ring of these members may use instead of the channel's placement: none if
+        the ring has all of the entry's servers, else those that are left, or the home if none that they use is."""
         entry = self._entries.get(channel)
-        if entry is None or not all(map(ring.address, entry.servers)):
-            return ring.earlier_homes(channel)
-        missed = any(server not in members.ids for members in ring.lived_by for server in entry.servers)
-        return ring.earlier_homes(channel) if missed else ()
+        if entry is None:
+            return (members.home(channel),)
+        left = tuple(server for server in entry.servers if server in members.ids)
+        if len(left) == len(entry.servers):
+            return ()
+        home = () if not set(entry.publishing.servers).isdisjoint(left) else (members.home(channel),)
+        return (*left, *home)
 
     def address(self, server: str) -> ServerAddress | None:
         """The address of a server; None if it is not in the ring."""

@@ -97,11 +97,6 @@ class Ring(msgspec.Struct, frozen=True, array_like=True, dict=True):
         points, owners = _points(self.homes)
         return [owners[bisect_right(points, ring_hash(channel)) % len(points)] for channel in channels]
 
-    def earlier_homes(self, channel: bytes) -> tuple[str, ...]:
-        """The channel's homes by earlier rings, if they are still members."""
-        homes = (members.home(channel) for members in self.lived_by)
-        return tuple(dict.fromkeys(home for home in homes if home in self.ids))
-
     @property
     def lived_by(self) -> tuple[Members, ...]:
         """The earlier memberships that a publisher may still use."""

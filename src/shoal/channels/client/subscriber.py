@@ -425,24 +425,14 @@ class Subscriber:
         return sorted(self._belonged(sub, between, UNKNOWN_SERVER) - stayed)
 
     def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
-        """The servers on which a subscription may belong by some rings; `unknown` if these are not known any more. A
-        channel with an entry stays where it is in a ring that has all of the entry's servers. In any other ring
-        publishers use those that are left, or the home if none that they use is."""
+        """The servers on which a subscription may belong by some rings, and not by the plan alone; `unknown` if these
+        rings are not known any more."""
         entry = None if sub.pattern else self._context.book.entry(sub.name)
         if rings is None:
             return {unknown} if entry is None else set()
         if sub.pattern:
             return {server for members in rings for server in members.ids}
-        if entry is None:
-            return {members.home(sub.name) for members in rings}
-        placed, used = {*entry.servers}, {*entry.publishing.servers}
-        belonged: set[str] = set()
-        for members in rings:
-            if not placed.issubset(members.ids):
-                belonged |= placed.intersection(members.ids)
-                if used.isdisjoint(members.ids):
-                    belonged.add(members.home(sub.name))
-        return belonged
+        return {server for members in rings for server in self._context.book.used_instead(sub.name, members)}
 
     def _doubt_streams(self, site: SubscribedServer, now: float) -> None:
         """Doubts the streams that were last heard on a server that was lost."""

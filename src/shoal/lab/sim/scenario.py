@@ -26,12 +26,12 @@ from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import Process, Processes, failures_logged
 from shoal.lab.sim.world.world import World
 
-BEGIN_S: Final = 3.0
+BEGIN_S: Final = 2.0
 BEGIN_S_MAX: Final = 10.0
 FORM_LOOK_S: Final = 0.25
 """The first phase lasts `BEGIN_S`, and longer in a slow world: until participants are ready, which is checked every
 `FORM_LOOK_S`, or until `BEGIN_S_MAX`."""
-QUIET_S_MIN: Final = 3.0
+QUIET_S_MIN: Final = 2.0
 QUIET_S: Final = 10.0
 LOOK_S: Final = 1.0
 """The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from

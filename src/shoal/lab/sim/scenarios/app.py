@@ -128,7 +128,7 @@ class App:
         self.process.after(delay_s, fn, *args)
 
     def _begin(self) -> None:
-        for _ in range(self.subscriptions_at_close or self.random.randint(1, 2)):
+        for _ in range(self.subscriptions_at_close or self.random.randint(1, 3)):
             self._subscribe()
         self.subscriptions_at_close = 0
         for channel in self.run.quiet_channels:

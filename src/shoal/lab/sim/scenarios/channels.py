@@ -126,7 +126,7 @@ class Nap:
 class ChannelsRun(ChannelScenario):
     """One seed of the scenario."""
 
-    calm_s = 4.0
+    calm_s = 3.5
     """Shorter than in the other scenarios: no move has to end in it."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:

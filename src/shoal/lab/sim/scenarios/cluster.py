@@ -365,9 +365,11 @@ class ChannelScenario(Scenario):
         return not self.faults.counts and not self.deaths and not self.shape.lapses and not self.shape.full
 
     def quiet(self) -> bool:
-        """Whether all subscriptions are in force, all messages confirmed and no hole is open."""
-        routers = [app.router for app in self.apps if not app.leaving]
-        if len(routers) < len(self.apps) or not all(router is not None and router.settled for router in routers):
+        """Whether all subscriptions are in force, all messages confirmed, all questions answered and no hole is open."""
+        routers = [app.router for app in self.apps if not app.leaving and app.router is not None]
+        if len(routers) < len(self.apps):
+            return False
+        if not all(router.settled and not router.statistics().questions for router in routers):
             return False
         cores = [sub.core for app in self.apps for sub in app.subs]
         if not all(core is not None and core.settled and not core.asks_outside for core in cores):

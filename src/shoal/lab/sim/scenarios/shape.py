@@ -67,7 +67,7 @@ class Shape:
             clients=rng.randint(4, 8),
             channels=rng.randint(2, 5),
             safety_s=rng.uniform(12.0, 25.0) / pace,
-            burst_max=rng.choice((3, 12, 30)) if not narrow else 3,
+            burst_max=rng.choice((3, 12, 32)) if not narrow else 3,
             payload_bytes=rng.choice((10, 400)) if not narrow else 10,
             burst_pause_s=(rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0) / pace,
             limits=limits,
