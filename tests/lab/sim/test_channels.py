@@ -22,27 +22,27 @@ SEARCH_SEEDS_MAX = 25
 """How many seeds are tried beyond the known ones."""
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "dedupe": (0,),
+    "dedupe": (1,),
     "order": (6,),
     "heal": (8,),
-    "beacon": (71,),
-    "handshake": (5,),
-    "lease": (14,),
+    "beacon": (25,),
+    "handshake": (3,),
+    "lease": (10,),
     "baseline": (21,),
     "repeat": (6,),
-    "remembers": (9,),
+    "remembers": (22,),
     "unbroken": (20,),
     "agent_tags": (41,),
     "signatures": (61,),
-    "client_tags": (2,),
+    "client_tags": (3,),
     "owners": (4,),
     "peer_tags": (3,),
     "fresh_heartbeats": (61,),
     "tags": (0,),
-    "refute": (5,),
-    "retract": (5,),
-    "away": (26,),
-    "complete": (51,),
+    "refute": (1,),
+    "retract": (1,),
+    "away": (3,),
+    "complete": (12,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -24,18 +24,18 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "forward_old_to_new": (8,),
     "forward_new_to_old": (1,),
     "home_help": (8,),
-    "version_in_header": (0,),
+    "version_in_header": (4,),
     "mark_forwarded": (2,),
     "forward_authentic": (1,),
     "all_unended_placements": (23,),
     "prepare": (1,),
     "widen_before_switch": (1,),
-    "narrow_last": (1,),
+    "narrow_last": (23,),
     "dedupe": (2,),
     "order": (35,),
-    "heal": (11,),
+    "heal": (0,),
     "handshake": (35,),
-    "lease": (14,),
+    "lease": (26,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

@@ -30,9 +30,9 @@ BREAKS: Final = (
 NAPS: Final = 0.6
 NAP_EVERY_S: Final = 4.0
 NAP_S_MAX: Final = 12.0
-NAP_LAPSE_S: Final = (3.6, 4.6)
+NAP_LAPSE_S: Final = (4.0, 5.0)
 NAP_AFTER_S: Final = (0.05, 1.5)
-"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S` at pace 1, a subscriber sleeps while its
+"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its
 server leaves the ring and comes back, and `NAP_AFTER_S` longer. The server's agent does not renew its lease for
 `NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end."""
 AGENTS_DIE: Final = 0.7
@@ -145,7 +145,7 @@ class ChannelsRun(ChannelScenario):
         if not self.faults.active:
             return
         rng = self.world.rng("naps")
-        self.world.after(rng.expovariate(self.pace / NAP_EVERY_S), self._nap)
+        self.world.after(rng.expovariate(1 / NAP_EVERY_S), self._nap)
         sleepers = [
             (app, core)
             for app in self.apps

@@ -46,9 +46,9 @@ QUIET_DEATH_S: Final = 0.01
 LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
 """How long an agent takes to load its modules. The first agents are quick, because the run begins when all are up."""
-LAPSE_S: Final = (3.5, 7.0)
-LAPSE_EVERY_S: Final = 3.0
-"""How long an agent does not renew its lease when it lapses, and about how often that happens at pace 1."""
+LAPSE_S: Final = (3.8, 6.0)
+LAPSE_EVERY_S: Final = 5.0
+"""How long an agent does not renew its lease when it lapses, and about how often that happens."""
 
 
 class ChannelScenario(Scenario):
@@ -216,7 +216,7 @@ class ChannelScenario(Scenario):
             rng = self.world.rng("lapses")
             agent = f"agent-{rng.choice(self.names)}"
             self.coordinator.mute_leases(agent, self.world.now + rng.uniform(*LAPSE_S))
-            self.world.after(rng.expovariate(self.pace / LAPSE_EVERY_S), self._lapse)
+            self.world.after(rng.expovariate(1 / LAPSE_EVERY_S), self._lapse)
 
     def _agent(self, name: str) -> Node:
         node = self.network.node(f"agent-{name}", host=f"host-{name}")
@@ -365,7 +365,7 @@ class ChannelScenario(Scenario):
         return not self.faults.counts and not self.deaths and not self.shape.lapses and not self.shape.full
 
     def quiet(self) -> bool:
-        """Whether all subscriptions are in force, all messages confirmed, all questions answered and no hole is open."""
+        """Whether all subscriptions are in force, all messages confirmed, all questions answered, and no hole open."""
         routers = [app.router for app in self.apps if not app.leaving and app.router is not None]
         if len(routers) < len(self.apps):
             return False

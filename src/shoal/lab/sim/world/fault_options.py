@@ -104,5 +104,5 @@ class FaultOptions:
             stalls_per_s=rng.choice((0.0, 0.2, 1.0)) * pace,
             partitions_per_s=rng.choice((0.0, 0.1, 0.3)) * pace,
             pauses_per_s=rng.choice((0.0, 0.1, 0.3)) * pace,
-            crashes_per_s=rng.choice((0.0, 0.05, 0.2)) * pace,
+            crashes_per_s=rng.choice((0.0, 0.05, 0.3)) * pace,
         )
