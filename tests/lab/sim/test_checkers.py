@@ -48,10 +48,10 @@ class Story:
         self.bob.handed.append(Handed(at, Gap(CHANNEL, publisher, first, last, "lost"), known_to))
         return self
 
-    def lie(self, sequence: int, at: float = 5.0) -> Story:
+    def lie(self, sequence: int, at: float = 5.0, *, altered: bool = False) -> Story:
         """Bob gets a message that a stranger published under Alice's name."""
         payload = b"lie %d" % sequence
-        self.history.lies[payload] = Lie(payload, CHANNEL, ALICE, sequence, "s1", at)
+        self.history.lies[payload] = Lie(payload, CHANNEL, ALICE, sequence, "s1", at, altered)
         self.bob.handed.append(Handed(at, Message(CHANNEL, payload, ALICE, sequence)))
         return self
 
@@ -172,6 +172,18 @@ def test_a_gap_about_messages_from_before_the_subscription_is_false() -> None:
     for message in story.history.messages.values():
         message.confirmed_at = message.called_at + 0.1
     assert alarms(story.report(1, 2, known_to=("alice",)).hand(3, 4, 5).judge()) == (1, 0)
+
+
+def test_an_altered_copy_is_excused_if_no_process_knows_the_true_message() -> None:
+    story = Story().hand(1, 2, 4, 5, at=5.5).lie(3, at=60.0, altered=True)
+    assert "invented" in kinds(story.judge())
+    story.history.link_ended("s1", None, 4.0)
+    assert "invented" in kinds(story.judge()), "the publisher could have been asked"
+    story.alice.crashed, story.alice.ended_at = True, 30.0
+    assert "invented" not in kinds(story.judge())
+    story.history.links_ended.clear()
+    story.history.link_ended("s1", None, 2.0)
+    assert "invented" in kinds(story.judge()), "the agent has heard the true message"
 
 
 def test_what_a_retracted_message_displaced_may_come_late() -> None:

@@ -157,11 +157,17 @@ class _Judge:
 
     def _is_excused(self, lie: Lie, at: float) -> bool:
         """Whether the agent, or this subscriber, lost its connection to the server at about that time. A subscriber
-        that was away must not take an altered message all the same."""
+        that was away must not take an altered message all the same. If the publisher has ended, no process knows a
+        true message that the agent heard before it lost its connection."""
         losers = (None,) if lie.altered else (None, self.sub.client)
+        since = lie.sent_at - BEFORE_LIE_S
+        altered = self.by_key.get((lie.channel, lie.publisher, lie.sequence)) if lie.altered else None
+        if altered is not None:
+            left_at = self.history.publishers[lie.publisher].ended_at
+            since = min(since, altered.called_at) if left_at is not None and left_at <= at else since
         return any(
             server == lie.server and client in losers
-            and lie.sent_at - BEFORE_LIE_S <= ended_at <= at + AFTER_LIE_S
+            and since <= ended_at <= at + AFTER_LIE_S
             for server, client, ended_at in self.history.links_ended
         )  # fmt: skip
 
