@@ -75,6 +75,8 @@ LATE_COMMANDS_S: Final = (0.1, 1.5)
 
 END_S: Final = 5.0
 """Duration of each step of the last act (`_end`)."""
+STEADY_S: Final = 2.0
+"""How long a recorder must have had its connection to be settled."""
 SETTLE_S_MAX: Final = 60.0
 """Time limit for the recorders to settle at the end."""
 
@@ -179,8 +181,12 @@ class RecordingRun(MovesRun):
 
     @property
     def _recorders_settled(self) -> bool:
-        cores = [processes[-1].agent.core for processes in self.agent_processes]
-        return all(core is not None and core.recorder.settled for core in cores)
+        """Whether no recorder waits for anything. One that has just lost its connection, as a server cuts off readers
+        that are too slow, does not know yet what it will wait for."""
+        latest = [processes[-1] for processes in self.agent_processes]
+        steady = all(process.steady_since <= self.world.now - STEADY_S for process in latest)
+        cores = [process.agent.core for process in latest]
+        return steady and all(core is not None and core.recorder.settled for core in cores)
 
     def _unknown_until(self) -> float:
         """Messages before this time may be lost without any process that knows of them: a server lost its keys, and its
