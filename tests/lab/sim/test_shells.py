@@ -12,6 +12,7 @@ from tests.load.telemetry_samples import record
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.settings import BalanceSettings
+from shoal.bus.client import Bus
 from shoal.channels.agent.process import Agent, AgentOptions
 from shoal.channels.agent.session import SILENT_LEASES_MAX
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
@@ -333,6 +334,33 @@ def test_the_site_of_an_agent_is_in_its_load_windows(led: Cluster) -> None:
     reader.begin(fold_telemetry())
     led.run(12.0)
     assert {*read} == {(SERVER, "bergen")}
+
+
+# Buses
+
+
+def test_a_bus_that_is_closed_right_after_a_suspension_lingers(led: Cluster) -> None:
+    """Its leases are over and it has not noticed yet: subscribers may have been told elsewhere, and need it."""
+    led.start_agent(led.network.node("agent"))
+    led.run(5.0)
+    app = led.network.node("app")
+    process = led.processes.new(app)
+    bus = Bus(COORDINATOR_URL, limits=LIMITS, runtime=process.runtime)
+
+    async def work() -> None:
+        await bus.open()
+        await bus.publish("tile", b"message", confirm=True)
+        await asyncio.sleep(5.0)
+        await bus.aclose()
+
+    process.begin(work())
+    led.run(4.0)
+    app.pause()
+    led.run(2 * LEASE_S)
+    app.resume()
+    led.run(20.0)
+    assert bus.shell.closed
+    assert bus.shell.departure.waits > 0
 
 
 # Other versions
