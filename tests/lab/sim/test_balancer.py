@@ -23,13 +23,13 @@ SEARCH_SEEDS_MAX = 30
 CATCHING: dict[str, tuple[int, ...]] = {
     "fence": (26,),
     "drained": (26,),
-    "one_at_a_time": (0,),
+    "one_at_a_time": (14,),
     "basis": (15,),
-    "once": (0,),
+    "once": (1,),
     "settle": (0,),
-    "fresh_load": (9,),
+    "fresh_load": (2,),
     "guest": (35,),
-    "state_first": (69,),
+    "state_first": (14,),
 }
 """Quick seeds that are known to catch a broken rule."""
 

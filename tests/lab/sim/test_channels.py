@@ -107,7 +107,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 
 def test_a_run_is_not_calm_after_a_crash_that_the_scenario_caused() -> None:
     """The scenario crashes agents when the ring changes; these crashes are not in the schedule of faults."""
-    run = ChannelsRun(4)
+    run = ChannelsRun(21)
     assert run.calm
     run.agents[0].crash()
     assert not run.faults.counts
