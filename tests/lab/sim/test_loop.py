@@ -109,7 +109,7 @@ def test_delays_are_rounded_as_uvloop_rounds_them() -> None:
 
     for delay_s in ROUNDED:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            expected = runner.run(real(delay_s))
+            expected = min(runner.run(real(delay_s)) for _ in range(5))  # the clock may go on between two lines
         assert Machine(options=DRIFTING).result_of(simulated(delay_s)) == expected, delay_s
 
 
