@@ -629,7 +629,7 @@ class AgentCore:
         return Refuted(messages, found.overflow)
 
     def _remember_refuted(self, found: Refuted, now: float) -> None:
-        """False messages are named again for a while, the newest at most."""
+        """False messages are named again for a while; of too many, the newest."""
         known = self._refuted
         for channel, listed in found.messages.items():
             known |= {(channel, *named): now + REFUTE_REPEAT_S for named in listed}
