@@ -9,7 +9,7 @@
     │   ├── TlsError                        no trusted TLS connection: files, certificates, or a side without TLS
     │   ├── ClusterNotFoundError            no cluster at this address
     │   ├── EnrolmentError                  no agent gave this client an id
-    │   └── IdentityExpiredError            the agents no longer know this client's key
+    │   └── IdentityExpiredError            agents authenticate in another way than this client
     ├── PublishError                    a message was not published, or may not have been
     │   ├── PayloadTooLargeError            above payload_bytes_max
     │   ├── ChannelNameError                not a valid channel name
@@ -109,7 +109,7 @@ class EnrolmentError(ConnectError, TimeoutError):
 
 
 class IdentityExpiredError(ConnectError):
-    """The agents no longer know the key of this bus: their secret was replaced while it was away."""
+    """The agents authenticate messages and this bus does not, or the other way round: the cluster was begun anew."""
 
 
 class PublishError(ShoalError):

@@ -185,6 +185,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     another server.
     """
 
+    secret_overlap_s: float = 86_400.0
+    """How long the older generation of the agents' secret stays in force after a rotation (`shoal users rotate
+    agents-secret`). A client that is away for longer goes on with another id.
+    """
+
     # -- What clients may ask of an agent --------------------------------------------------------------------
 
     control_at_once_max: int = 50_000
@@ -384,6 +389,7 @@ PUBLIC: Final = frozenset(
         "resend_bytes_max",
         "gap_timeout_s",
         "server_lease_s",
+        "secret_overlap_s",
         "recorded_bytes_max",
         "recorded_total_bytes_max",
         "unreachable_s",

@@ -65,6 +65,7 @@ class TestServersComing:
         assert scene.marks == {"s2": Mark.OUT}
         scene.provider = replace(scene.provider, servers=("s1", "s2"))
         scene.look()
+        scene.look(pool_keeper.LEFT_S)
         assert scene.took(RemoveServer) == [RemoveServer("s2")]
         wish.add = 1
         scene.window()
@@ -119,6 +120,9 @@ class TestServersGoing:
         assert scene.took(RemoveServer) == []  # it is in the ring
         scene.drop("s3")
         scene.look()
+        scene.look(pool_keeper.LEFT_S - 1)
+        assert scene.took(RemoveServer) == []  # its clients have not all left it
+        scene.look(1.0)
         assert scene.took(RemoveServer) == [RemoveServer("s3")]
         scene.core.removed("s3")
         del scene.marks["s3"]
@@ -221,6 +225,7 @@ class TestServersGoing:
         scene.marks["s2"] = Mark.OUT
         scene.provider = replace(scene.provider, servers=("s1", "s2"))
         scene.look()
+        scene.look(pool_keeper.LEFT_S)
         assert scene.took(RemoveServer) == [RemoveServer("s2")]
         scene.take_over()  # the provider did it after the leader died
         scene.provider = replace(scene.provider, servers=("s1",), knows_all=True)
@@ -255,6 +260,7 @@ class TestServersGoing:
         scene.marks["s2"] = Mark.OUT
         scene.provider = replace(scene.provider, servers=("s1", "s2"))
         scene.look()
+        scene.look(pool_keeper.LEFT_S)
         scene.look(1.0)
         assert scene.took(RemoveServer) == [RemoveServer("s2")]
         scene.look(OPTIONS.retry_s)

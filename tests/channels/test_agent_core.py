@@ -4,6 +4,7 @@ and remembers the incarnation before; garbage is counted and changes nothing."""
 from __future__ import annotations
 
 import itertools
+import math
 
 import msgspec
 import pytest
@@ -474,27 +475,37 @@ def test_what_was_silent_for_long_before_is_not_waited_for() -> None:
     assert driver.answers()[0].absent == []
 
 
-def quiet_s_after(elapsed_s: float, seconds: int) -> int:
-    """What an Answer says about a stream, after a time by the loop's clock and by the wall clock."""
+def quiet_s_after(elapsed_s: float, seconds: int, begin_s: float = 0.0, unread_s: float = 0.0) -> float:
+    """What an Answer says about a stream, after a time by the loop's clock and by the wall clock. The agent began to
+    read its messages `begin_s` after a tick, and had read them `unread_s` after the loop had read its clock."""
     driver = session()
     driver.core.tell_time(1000, driver.now)
-    publish(driver, 1, 2)
+    driver.now = math.ceil(driver.now) + begin_s
+    messages = b"".join(observed(TILE, blob(STREAM, number, b"x")) for number in (1, 2))
+    driver.core.received(messages, driver.now, heard_at=driver.now + unread_s)
     driver.now += elapsed_s
     driver.core.tell_time(1000 + seconds, driver.now)
     driver.tell(hello())
-    ((_, _, last, quiet_s),) = driver.answers()[0].streams
+    ((_, _, last, quiet_s),) = driver.answers()[0].heard()
     assert last == 2
     return quiet_s
 
 
 def test_an_answer_says_for_how_long_a_stream_has_been_quiet_at_least() -> None:
     assert quiet_s_after(0.0, 0) == 0
-    assert 28 <= quiet_s_after(30.0, 30) <= 30
+    for begin_s in (0.0, 0.03, 0.0624, 0.9999):
+        assert 29.9 < quiet_s_after(30.0, 30, begin_s) <= 30
+        assert 0.4 < quiet_s_after(0.5, 0, begin_s) <= 0.5
+
+
+def test_messages_that_waited_to_be_read_make_no_stream_older() -> None:
+    """They may have been published while the agent did something else in the same turn, or was suspended."""
+    assert 9.9 < quiet_s_after(30.0, 30, unread_s=20.0) <= 10.0
 
 
 def test_a_wall_clock_that_is_set_makes_no_stream_older() -> None:
-    assert 28 <= quiet_s_after(30.0, 3630) <= 30
-    assert quiet_s_after(30.0, -3600) == 0
+    for seconds in (3630, -3600):
+        assert 29.9 < quiet_s_after(30.0, seconds) <= 30
 
 
 def test_lives_have_names_of_their_own() -> None:

@@ -7,6 +7,7 @@ from tests.support.core_driver import BEGIN, CLIENT, SIGNER, AgentDriver, of_kin
 from tests.support.dispatch_driver import DispatchDriver, entry_of
 
 from shoal.channels.agent.core import REFUTE_PAUSE_S, REFUTE_REPEAT_S
+from shoal.channels.agent.stream_memory import Known
 from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode, Placement
 from shoal.wire import control, envelope
@@ -152,6 +153,23 @@ def test_what_comes_before_the_word_of_its_publisher_waits_for_it() -> None:
     assert recorded == [message(3, b"true"), message(4, b"true")]
 
 
+def test_an_agent_does_not_vouch_for_a_stream_whose_publisher_has_not_told_how_far_it_has_come() -> None:
+    driver = moving()
+    for number in (1, 2, 3):
+        driver.hear(TILE, message(number))
+    driver.core.lost(driver.now)
+    driver.serve("run two")
+    driver.hear(TILE, message(2))
+    memory = driver.core._memory
+    current = memory.current(TILE, False)
+    assert current.untold == {(TILE, STREAM)}
+    ((last, _),) = memory.absent(TILE, False, current, driver.now).streams.values()
+    assert last == 3
+    driver.tell(control.Hello(9, TILE, False, False, 0, 3, STREAM, 3))
+    current = memory.current(TILE, False)
+    assert (current.untold, memory.absent(TILE, False, current, driver.now).streams) == (frozenset(), {})
+
+
 def test_what_a_dead_publisher_may_have_published_is_forgotten_with_the_incarnation() -> None:
     driver = moving(told=False)
     driver.hear(TILE, message(2, b"altered"))
@@ -173,7 +191,7 @@ def test_what_was_heard_before_there_was_a_ring_is_forgotten() -> None:
     driver.hear(TILE, HEADER.pack(envelope.MAGIC, 0, 1, STREAM, 1 << 60, 5))
     driver.core.ring(SIGNER.ring(ring(3, ("s1",), secret=SECRETS[2])))
     assert driver.core.streams(TILE) == {}
-    assert driver.core._memory.absent(TILE, False, {}).streams == {}
+    assert driver.core._memory.absent(TILE, False, Known({}, True, 0), driver.now).streams == {}
     assert driver.core.counters.recorded == 0
 
 

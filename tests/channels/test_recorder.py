@@ -305,6 +305,16 @@ def test_a_publisher_that_is_silent_after_an_absence_is_an_open_gap() -> None:
     assert [(gap.stream, gap.first, gap.last) for gap in store.gaps() if gap.stream] == [(STREAM, 3, 0)]
 
 
+def test_old_messages_and_beacons_that_another_client_repeats_do_not_hide_an_open_gap() -> None:
+    store = Store()
+    Driver(store).publish(1, 2)
+    driver = Driver(store, instance=78)
+    driver.publish(2)
+    driver.hear(ORDERS, envelope.beacon(3, STREAM, 2, 2, 0))
+    driver.advance(LIMITS.gap_timeout_s + 2)
+    assert [(gap.stream, gap.first, gap.last) for gap in store.gaps() if gap.stream] == [(STREAM, 3, 0)]
+
+
 def test_a_publisher_that_ended_before_an_absence_is_not_missed() -> None:
     store = Store()
     driver = Driver(store)

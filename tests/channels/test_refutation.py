@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from hiredis import PushNotification
-from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver, channel_at
+from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver
 
 from shoal.channels.client.incoming_stream import CLAIMS_MAX, TAGS_MAX
 from shoal.channels.client.subscription import RIVAL_BYTES_MAX, RIVALS_MAX, SubscriptionCore
@@ -37,7 +37,8 @@ class Scene(RouterDriver):
     ) -> None:
         """A copy of a number arrives; its payload tells which."""
         stream, channel = more.get("stream", STREAM), more.get("channel", TILE)
-        header = HEADER.pack(envelope.MAGIC, flags, BY_THE_RING | 1, stream, sequence, 0)
+        time_us = int(more.get("quiet_s", 0.0) * envelope.US_PER_S)
+        header = HEADER.pack(envelope.MAGIC, flags, BY_THE_RING | 1, stream, sequence, time_us)
         body = payload or (b"%d" if tag == TRUE else b"%d!") % sequence
         if flags & BEACON:
             body = sequence.to_bytes(8, "little")
@@ -127,6 +128,68 @@ def test_a_false_end_of_a_stream_is_forgotten() -> None:
     assert sub.streams[STREAM].final
     scene.refute((2, FALSE))
     assert not sub.streams[STREAM].final
+
+
+def test_a_false_beacon_about_old_messages_hides_no_gap() -> None:
+    """It says that all messages up to a number are older than the subscription."""
+    scene, sub = subscribed()
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.copy(4, TRUE)
+    scene.copy(3, FALSE, flags=BEACON, quiet_s=60.0)
+    scene.refute((3, FALSE))
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 3-3", b"4"]
+
+
+def test_an_unnoticed_beacon_about_old_messages_hides_no_message() -> None:
+    """The agent is away. The publisher does not answer, but it may go on."""
+    scene, sub = subscribed()
+    scene.servers["s1"].silent = True
+    scene.copy(FAR, FALSE, flags=BEACON, quiet_s=60.0)
+    let_gaps_come(scene)
+    scene.copy(3)
+    assert scene.takes(sub) == [b"3"]
+
+
+def test_a_stream_that_only_a_false_beacon_announced_is_forgotten() -> None:
+    """Otherwise it would be in doubt when its server is lost, and become a gap of a publisher that has long ended."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(0, FALSE, flags=BEACON)
+    assert STREAM in sub.streams
+    scene.refute((0, FALSE))
+    assert STREAM not in sub.streams
+
+
+def test_a_stream_that_a_true_beacon_announced_too_stays() -> None:
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    for tag in (FALSE, TRUE):
+        scene.copy(0, tag, flags=BEACON)
+    scene.refute((0, FALSE))
+    scene.copy(2)
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 1 to 2"]
+
+
+def test_a_message_with_the_number_0_is_none() -> None:
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(0, FALSE)
+    assert (scene.counters.garbage, STREAM in sub.streams) == (1, False)
+
+
+def test_a_false_message_is_retracted_after_its_stream_has_begun_again_before_it() -> None:
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE)
+    scene.copy(FAR + 1, FALSE)
+    scene.copy(1)
+    scene.refute((FAR, FALSE))
+    scene.refute((FAR + 1, FALSE))
+    scene.copy(2)
+    seen = scene.takes(sub)
+    assert sorted(seen[:2]) == [b"%d!" % number for number in (FAR, FAR + 1)]
+    assert sorted(seen[2:]) == [b"-%d" % FAR, b"-%d" % (FAR + 1), b"1", b"2"]
 
 
 def test_claims_are_bounded_and_the_highest_true_one_stays() -> None:
@@ -376,6 +439,7 @@ def test_a_stream_that_was_met_by_a_false_message_begins_with_its_first_true_one
         scene = Scene()
         sub = scene.subscribe(TILE)
         scene.copy(first, FALSE, flags=flags)
+        scene.servers["s1"].streams[TILE, STREAM] = 7
         scene.copy(5)
         scene.copy(6)
         scene.refute((first, FALSE))
@@ -552,17 +616,139 @@ def test_rivals_are_bounded() -> None:
     assert sub.rival_bytes == sum(len(message.payload) for message in sub.rivals.values())
 
 
-def test_a_doubt_that_a_false_message_ended_comes_back() -> None:
-    scene = Scene(("s1", "s2"))
-    channel = channel_at(scene.ring, "s1")
-    scene.servers["s1"].streams[channel, STREAM] = 4
-    sub = scene.subscribe(channel)
-    stream = sub.streams[STREAM]
-    scene.router._receiver.doubt(sub, sub.channels[channel], stream, scene.now)
-    scene.copy(4, FALSE, flags=BEACON, channel=channel)
-    assert stream.doubted_at is None
-    scene.refute((4, FALSE), channel=channel)
-    assert sub.doubts() == [f"{channel.decode()} of {STREAM:x} is in doubt after 4"]
+def introduced_unheard() -> tuple[Scene, SubscriptionCore]:
+    """A false message has introduced a stream. The agent listens since then: it knows neither."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE)
+    scene.servers["s1"].incarnation = 9
+    scene.heartbeat("s1")
+    assert scene.takes(sub) == [b"%d!" % FAR]
+    scene.copy(7)
+    return scene, sub
+
+
+def test_a_lower_number_than_an_unheard_one_that_introduced_a_stream_is_a_question_to_the_publisher() -> None:
+    scene, sub = introduced_unheard()
+    scene.advance(1.0)
+    scene.reply(control.Healed(TILE, STREAM, 1, 7, 7, FAR + 1))
+    assert scene.takes(sub) == [b"-%d" % FAR, b"7"]
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+
+
+def test_a_lower_number_than_an_unheard_one_is_an_open_gap_if_nobody_answers() -> None:
+    scene, sub = introduced_unheard()
+    scene.copy(8)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 7-0"]
+
+
+def test_a_lower_number_than_one_that_an_agent_has_heard_changes_nothing() -> None:
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(9)
+    scene.servers["s1"].streams[TILE, STREAM] = 9
+    scene.copy(7)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"9"]
+    assert scene.counters.rechecks == 1
+    scene.router._receiver.doubt(sub, sub.channels[TILE], sub.streams[STREAM], scene.now)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 10-0"], "a repeated message makes no later gap wider"
+
+
+def test_a_lower_number_than_one_that_an_agent_has_not_heard_takes_its_place() -> None:
+    """The agent has named the false one, but not to this subscriber, which was away then."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE)
+    scene.servers["s1"].streams[TILE, STREAM] = 8
+    for number in (7, 8):
+        scene.copy(number)
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"%d!" % FAR, b"-%d" % FAR, b"7", b"8"]
+
+
+def test_after_a_rotation_an_agent_that_began_later_does_not_mean_the_copy_that_came_before() -> None:
+    """Another client has repeated a true message, and the agent has only the newer secret."""
+    for rotated, taken in ((False, [b"-2"]), (True, [])):
+        scene, sub = subscribed()
+        context = scene.router._context
+        if rotated:
+            context.key = AgentSecret(2, bytes(32)).client(context.client)
+        scene.servers["s1"].incarnation = 9
+        scene.heartbeat("s1")
+        scene.refute((2, TRUE))
+        assert scene.takes(sub) == taken
+
+
+# Doubts
+
+
+def in_doubt() -> tuple[Scene, SubscriptionCore]:
+    """A subscription that has got 1 and 2, and does not know whether there were more."""
+    scene, sub = subscribed()
+    scene.router._receiver.doubt(sub, sub.channels[TILE], sub.streams[STREAM], scene.now)
+    return scene, sub
+
+
+def test_a_repeated_message_or_beacon_does_not_end_a_doubt() -> None:
+    scene, sub = in_doubt()
+    scene.copy(2)
+    scene.copy(2, flags=BEACON)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 3-0"]
+
+
+def test_an_unheard_message_that_another_client_repeats_only_delays_the_gap() -> None:
+    scene, sub = in_doubt()
+    scene.copy(3)
+    scene.advance(1.1 * DEFAULT_LIMITS.gap_timeout_s)
+    assert scene.takes(sub) == [b"3"]
+    scene.advance(DEFAULT_LIMITS.gap_timeout_s)
+    assert scene.takes(sub) == [b"gap 4-0"]
+
+
+def test_a_publisher_is_asked_about_a_doubt_that_outlives_a_gap() -> None:
+    scene, sub = subscribed()
+    scene.servers["s1"].streams[TILE, STREAM] = 4
+    scene.copy(4)
+    scene.advance(DEFAULT_LIMITS.gap_timeout_s)
+    scene.router._receiver.doubt(sub, sub.channels[TILE], sub.streams[STREAM], scene.now)
+    taken: list[bytes] = []
+    while not taken:
+        scene.advance(0.1)
+        taken = scene.takes(sub)
+    assert taken == [b"gap 3-3", b"4"]
+    asked = max(scene.router._receiver._requests)
+    scene.advance(1.0)
+    assert max(scene.router._receiver._requests) > asked
+
+
+def test_the_answer_of_the_publisher_ends_a_doubt() -> None:
+    scene, sub = in_doubt()
+    scene.advance(1.0)
+    scene.reply(control.Healed(TILE, STREAM, 1, 2, 2, 3))
+    assert not sub.doubts()
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+
+
+def test_a_stream_in_doubt_that_ends_has_no_gap() -> None:
+    scene, sub = in_doubt()
+    scene.copy(2, flags=BEACON | FINAL)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == []
+    assert not sub.doubts()
+
+
+def test_a_false_end_does_not_end_a_doubt() -> None:
+    scene, sub = in_doubt()
+    scene.copy(2, FALSE, flags=BEACON | FINAL)
+    scene.refute((2, FALSE))
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 3-0"]
 
 
 def test_an_older_beacon_does_not_undo_the_end_of_a_stream() -> None:
@@ -586,6 +772,73 @@ def test_what_came_before_an_agent_began_to_listen_is_not_judged_by_its_list() -
     scene.advance(1.0)
     assert scene.counters.rechecks == 1
     assert scene.takes(sub) == [b"3", b"4", b"5", b"6", b"-6"]
+
+
+def test_what_came_before_the_subscription_was_in_force_is_not_judged_by_the_list_of_a_later_incarnation() -> None:
+    scene = Scene()
+    scene.subscribe(b"another")
+    scene.servers["s1"].silent = True
+    sub = scene.subscribe(TILE)
+    scene.copy(1)
+    scene.servers["s1"].incarnation = 9
+    scene.heartbeat("s1")
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    assert scene.takes(sub) == [b"1"]
+    scene.copy(2, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.counters.rechecks == 1
+    assert scene.takes(sub) == [b"2!", b"-2"]
+
+
+def test_the_same_holds_for_what_came_before_the_subscription_was_in_force() -> None:
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.servers["s2"].silent = True
+    sub = scene.subscribe(TILE)
+    for number in (3, 4):
+        scene.copy(number)
+    scene.servers["s1"].incarnation = 9
+    scene.servers["s1"].streams.clear()
+    scene.heartbeat("s1")
+    scene.servers["s2"].silent = False
+    scene.advance(5.0)
+    assert sub.in_force
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.counters.rechecks == 1
+    assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_a_stream_that_never_began_is_forgotten() -> None:
+    """Another client made it up while no agent could refute it. Its supposed publisher may have gone by the time at
+    which the connection is lost: the stream must not become a gap then."""
+    scene, sub = subscribed()
+    scene.lose("s1")
+    scene.advance(0)
+    scene.copy(7, FALSE, stream=STREAM + 5)
+    scene.advance(0.1)
+    (nonce,) = [nonce for nonce, ask in scene.router._receiver._requests.items() if ask.stream == STREAM + 5]
+    scene.tell("s1", control.Healed(TILE, STREAM + 5, 0, 0, 0, 1), nonce)
+    assert [stream.stream for _, stream in sub.all_streams()] == [STREAM]
+
+
+def test_a_stream_that_a_false_message_introduced_begins_again_when_its_publisher_has_not_come_that_far() -> None:
+    """The agent was away and names nothing. The true messages seemed to be older than the subscription."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.servers["s1"].complete = False
+    for number in (FAR, FAR + 2):
+        scene.copy(number, FALSE)
+    for number in (7, 8):
+        scene.copy(number)
+    scene.advance(0.1)
+    assert scene.takes(sub) == [b"%d!" % FAR]
+    scene.reply(control.Healed(TILE, STREAM, 1, 9, 9, FAR + 1))
+    assert scene.takes(sub) == [b"-%d" % FAR, b"7", b"8"]
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 9 to 9"]
 
 
 # A subscriber that was away
@@ -683,6 +936,26 @@ def test_a_copy_of_what_had_no_room_is_not_taken_when_there_is_room() -> None:
     assert scene.takes(sub) == [b"7", b"8"]
 
 
+def test_a_message_that_had_no_room_is_asked_for_when_a_false_one_was_delivered_in_its_place() -> None:
+    """The false one came from another server, when there was room again. It took the number, and with it the knowledge
+    that the true message exists; that must come back when it is refuted."""
+    scene = Scene(("s1", "s2"), limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    for here in scene.servers.values():
+        here.streams[TILE, STREAM] = 0
+    sub = scene.subscribe(TILE)
+    for number in range(1, 6):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"1", b"2", b"3", b"4"]
+    scene.router.consumed(sub, scene.now)
+    scene.copy(5, FALSE, server="s2")
+    scene.refute((5, FALSE), server="s2")
+    assert scene.takes(sub) == [b"5!", b"-5"]
+    scene.advance(2 * DEFAULT_LIMITS.heal_delay_s)
+    scene.resend(5)
+    assert scene.takes(sub) == [b"5"]
+
+
 def test_a_copy_of_a_later_message_that_had_no_room_is_not_taken_either() -> None:
     """It was dropped behind a hole, so only its claim is known."""
     scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
@@ -698,6 +971,56 @@ def test_a_copy_of_a_later_message_that_had_no_room_is_not_taken_either() -> Non
     scene.advance(0.1)
     scene.resend(9)
     assert scene.takes(sub) == [b"9"]
+
+
+def test_nor_when_a_false_message_is_held_in_its_place() -> None:
+    """The altered copy must not become the second copy that takes the place of the false one."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in (3, 4, 5, 6, 9):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    scene.copy(9, FALSE)
+    scene.copy(9, payload=b"altered")
+    scene.refute((9, FALSE))
+    scene.copy(7)
+    scene.copy(8)
+    assert scene.takes(sub) == [b"7", b"8"]
+    scene.advance(0.1)
+    scene.resend(9)
+    assert scene.takes(sub) == [b"9"]
+
+
+def test_nor_when_a_false_message_was_delivered_in_its_place() -> None:
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in (3, 4, 5, 6, 9):
+        scene.copy(number)
+    assert scene.takes(sub) == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    scene.copy(9, FALSE)
+    scene.copy(7)
+    scene.copy(8)
+    assert scene.takes(sub) == [b"7", b"8", b"9!"]
+    scene.copy(9, payload=b"altered")
+    scene.refute((9, FALSE))
+    assert scene.takes(sub) == [b"-9"]
+    scene.advance(0.1)
+    scene.resend(9)
+    assert scene.takes(sub) == [b"9"]
+
+
+def test_a_copy_does_not_replace_a_held_message_that_waits_for_room() -> None:
+    """The inbox is not full any more, but not half empty either, so held messages still wait."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, inbox_messages_max=4))
+    for number in (3, 4, 5, 7):
+        scene.copy(number)
+    scene.copy(6)
+    taken = sub.inbox.take()
+    scene.router.consumed(sub, scene.now)
+    scene.copy(7, payload=b"altered")
+    assert [short(taken), *scene.takes(sub)] == [b"3", b"4", b"5", b"6"]
+    scene.router.consumed(sub, scene.now)
+    assert scene.takes(sub) == [b"7"]
 
 
 def test_a_stream_of_which_nothing_is_true_is_never_in_doubt() -> None:
@@ -823,6 +1146,35 @@ def test_a_subscriber_that_comes_back_takes_no_copies_of_an_unlisted_stream() ->
     assert scene.takes(sub) == [b"4", b"5"]
 
 
+def test_what_did_not_fit_before_the_agent_has_answered_is_asked_for() -> None:
+    """The agent has not heard it when it answers."""
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, held_messages_max=2))
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.lose("s1")
+    scene.servers["s1"].silent = True
+    scene.advance(0)
+    for number in (3, 4, 5):
+        scene.copy(number)
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    scene.resend(3)
+    assert scene.takes(sub) == [b"3", b"4", b"5"]
+
+
+def test_beacons_that_displace_messages_before_the_agent_has_answered_hide_none() -> None:
+    scene, sub = subscribed(limits=msgspec.structs.replace(DEFAULT_LIMITS, held_messages_max=2))
+    scene.servers["s1"].streams[TILE, STREAM] = 2
+    scene.lose("s1")
+    scene.servers["s1"].silent = True
+    scene.advance(0)
+    scene.copy(3)
+    for _ in range(3):
+        scene.copy(2, flags=BEACON)
+    scene.servers["s1"].silent = False
+    scene.advance(2 * DEFAULT_LIMITS.hello_retry_s)
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 3 to 3"]
+
+
 def test_a_publisher_that_was_asked_before_the_agent_answered_does_not_bound_its_stream() -> None:
     """It may have published since, before the subscription was there again."""
     scene, sub = subscribed()
@@ -864,3 +1216,20 @@ def test_nor_do_two_false_ones() -> None:
     assert scene.takes(sub) == [b"7"]
     let_gaps_come(scene)
     assert scene.takes(sub) == []
+
+
+def test_an_answer_about_a_stream_that_has_begun_again_since_says_nothing() -> None:
+    """The agent was asked when the stream seemed to be far ahead. True messages came before it answered."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE, flags=BEACON, quiet_s=60.0)
+    scene.copy(2)
+    here = scene.servers["s1"]
+    here.mute = True
+    scene.advance(0.1)
+    scene.refute((FAR, FALSE))
+    for number in (3, 4):
+        scene.copy(number)
+    here.mute = False
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"2", b"3", b"4"]

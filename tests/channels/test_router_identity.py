@@ -19,6 +19,7 @@ from tests.support.core_driver import (
 )
 
 from shoal.channels import states
+from shoal.channels.client.server_link import SIGNATURES_AT_ONCE_MAX, SIGNATURES_PER_S_MAX
 from shoal.message import Gap
 from shoal.wire import control, identity
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
@@ -167,17 +168,18 @@ def test_signatures_are_verified_within_a_budget(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(identity, "is_signed", refuse)
 
     def flood(first: int) -> None:
-        for number in range(first, first + 200):
+        for number in range(first, first + 1500):
             heartbeat = driver.servers["s1"].heartbeat()
             forged = control.encode(heartbeat, 0, number, control.KeySeal(control.SIGNED_SCHEME, 1, bytes(32)))
             driver.push("s1", HEARTBEAT_CHANNEL, forged)
 
     flood(100)
-    assert len(verified) == 50
+    assert len(verified) == SIGNATURES_AT_ONCE_MAX
     driver.advance(1.1, heartbeats=False)
-    flood(300)
-    assert len(verified) == 100
-    assert driver.counters.unauthentic == 400
+    flood(2000)
+    assert SIGNATURES_PER_S_MAX <= len(verified) - SIGNATURES_AT_ONCE_MAX <= 2 * SIGNATURES_PER_S_MAX
+    assert driver.counters.unauthentic == 3000
+    assert any("review" in str(timer) for timer in driver.router._context.timers._at), "the agent is asked again"
 
 
 # Incarnations

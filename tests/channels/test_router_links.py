@@ -484,8 +484,8 @@ def test_an_answer_in_parts_is_one_answer() -> None:
     here.silent = True
     sub = driver.subscribe(b"*", pattern=True)
     (hello,) = driver.heard("s1", control.Hello)
-    streams = [(b"tile.%d" % number, STREAM, number, 0) for number in range(3000)]
-    parts = control.in_parts(answer_of("s1", b"*", streams=streams, absent=[(b"gone", STREAM, 7, 0)]))
+    streams = [(b"tile.%d" % number, STREAM, number, 0.0) for number in range(3000)]
+    parts = control.in_parts(answer_of("s1", b"*"), streams, [(b"gone", STREAM, 7, 0.0)])
     for part in (*parts[:3], *parts[:-1], parts[1]):  # the answer to a repeated Hello begins anew
         driver.tell("s1", part, hello.nonce)
     assert not driver.in_force(sub)

@@ -163,10 +163,10 @@ def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:
     assert router.await_confirm(out, 4, "three")
     driver.feed("s1", 1)
     driver.play()
-    assert driver.happened(Confirmed) == [Confirmed("one")]
+    assert driver.happened(Confirmed) == [Confirmed(["one"])]
     driver.feed("s1", 1, 1)
     driver.play()
-    assert driver.happened(Confirmed) == [Confirmed("three")]
+    assert driver.happened(Confirmed) == [Confirmed(["three"])]
     assert not router.await_confirm(out, 3, "late"), "it is confirmed already"
 
 
@@ -301,7 +301,36 @@ def test_a_beacon_says_for_how_long_the_stream_has_been_quiet() -> None:
     driver.play()
     ((_, data),) = driver.published("s1")
     assert beacons([(TILE, data)]) == [(1, 1, True)]
-    assert envelope.HEADER.unpack_from(data)[-1] == 12 * envelope.US_PER_S
+    assert envelope.HEADER.unpack_from(data)[-1] == 12.5 * envelope.US_PER_S
+
+
+def test_an_announcement_says_how_old_the_last_message_is_that_it_announces() -> None:
+    """Later messages wait for the server and follow. The confirmed ones may be older than a subscription there, and so
+    not owed to it."""
+    driver = RouterDriver()
+    driver.publish(TILE, b"1")
+    driver.advance(10.0)
+    driver.lose("s1")
+    driver.publish(TILE, b"2")
+    ((_, data), *_) = driver.published("s1")[-2:]
+    assert beacons([(TILE, data)]) == [(1, 1, False)]
+    assert envelope.HEADER.unpack_from(data)[-1] == 10 * envelope.US_PER_S
+
+
+def test_messages_are_no_older_than_the_end_of_the_turn_in_which_they_were_published() -> None:
+    """Messages of a turn share one reading of the clock, and an application may take long between two of them."""
+    driver = RouterDriver(limits=limited(resend_messages_max=4))
+    out = driver.publish(TILE, *(b"%d" % number for number in range(10)))
+    for took_s in (2.0, 0.5):
+        driver.router.turn_took(took_s)
+    driver.advance(12.5)
+    _, healed = heal(driver, out, 1, 10)
+    assert healed.age_ms == pytest.approx(10_500, abs=1)
+    driver.published("s1")
+    driver.router.close(driver.now)
+    driver.play()
+    ((_, data),) = driver.published("s1")
+    assert envelope.HEADER.unpack_from(data)[-1] == pytest.approx(10.5 * envelope.US_PER_S, abs=1000)
 
 
 def test_a_beacon_waits_for_the_end_of_the_burst() -> None:

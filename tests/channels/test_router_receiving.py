@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
 
+from shoal.channels.client import subscription
 from shoal.channels.client.context import UnknownFlags
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -356,6 +357,29 @@ def test_an_agents_beacon_about_a_stream_that_was_quiet_before_the_subscription_
     assert asked(driver) == owed
     driver.message("s1", TILE, STREAM, 4, b"4")
     assert driver.payloads(sub) == ([b"4"] if not owed else [])
+
+
+@pytest.mark.parametrize("later", [(), (9, 10)])
+@pytest.mark.parametrize(("quiet_s", "last"), [(61.5, 8), (61.0, 8), (61.5, 7)])
+def test_messages_that_a_beacon_shows_to_be_older_than_the_subscription_are_no_gap(
+    quiet_s: float, last: int, later: tuple[int, ...]
+) -> None:
+    """Another server's agent had heard less of the stream. Its publisher returns, tells how far it had come, goes on,
+    and closes its bus before it is asked."""
+    driver = RouterDriver()
+    driver.servers["s1"].streams[TILE, STREAM] = 4
+    sub = driver.subscribe(TILE)
+    driver.advance(60.0)
+    driver.beacon("s1", TILE, STREAM, last, last, quiet_s=quiet_s)
+    driver.beacon("s1", TILE, STREAM, 8, 8)
+    arrive(driver, *later)
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver)[0] == (5, 8)
+    driver.advance(2 * DEFAULT_LIMITS.gap_timeout_s)
+    items = driver.items(sub)
+    gaps = [(item.first, item.last) for item in items if isinstance(item, Gap)]
+    assert gaps == ([] if (quiet_s, last) == (61.5, 8) else [(5, 8)])
+    assert [item.sequence for item in items if isinstance(item, Message)] == [*later]
 
 
 def test_a_beacon_that_says_what_is_known_changes_nothing() -> None:
@@ -717,14 +741,26 @@ def test_foreign_messages_do_not_grow_an_inbox_without_bound() -> None:
 # The death of a server
 
 
-def test_after_a_restart_a_stream_that_is_heard_again_goes_on() -> None:
+def test_after_a_restart_a_stream_whose_publisher_answers_goes_on() -> None:
     driver, sub = subscribed()
     restart_server(driver, absent={(TILE, STREAM): 1})
     driver.beacon("s1", TILE, STREAM, 1, 1)
     arrive(driver, 2)
+    driver.advance(DELAY_S * 1.1)
+    driver.tell("s1", control.Healed(TILE, STREAM, 1, 2, 2, 3))
     driver.advance(TIMEOUT_S * 2)
     assert driver.payloads(sub) == [b"2"]
     assert driver.counters.restarts_seen == 1
+
+
+def test_after_a_restart_a_stream_is_in_doubt_if_its_publisher_has_not_told_how_far_it_has_come() -> None:
+    """The agent has heard the first message, but it may have been repeated by another client."""
+    driver, sub = subscribed()
+    restart_server(driver, streams={(TILE, STREAM): 1}, absent={(TILE, STREAM): 1})
+    driver.advance(TIMEOUT_S * 2)
+    (gap,) = driver.items(sub)
+    assert isinstance(gap, Gap)
+    assert (gap.first, gap.last) == (2, None)
 
 
 def test_after_a_restart_what_a_living_publisher_has_is_healed() -> None:
@@ -943,10 +979,46 @@ def test_the_streams_that_are_remembered_are_bounded() -> None:
     assert len(sub.streams) <= 10
 
 
-def test_a_pattern_forgets_channels_without_streams() -> None:
+def test_a_silent_stream_that_goes_on_is_not_delivered_again() -> None:
+    """Its publisher was cut off with a message that no server had confirmed, so the stream could not end. It goes on
+    long after agents and subscribers have forgotten it."""
+    driver, sub = subscribed()
+    driver.lose("s1")
+    driver.play()
+    driver.advance(DEFAULT_LIMITS.publisher_idle_s * 3)
+    driver.items(sub)
+    arrive(driver, 2)
+    assert [item.sequence for item in driver.items(sub) if isinstance(item, Message)] == [2]
+    assert not sub.streams[STREAM].has_hole(), "1 was delivered before, so its publisher is not asked for it"
+
+
+def test_a_pattern_forgets_channels_whose_streams_have_ended() -> None:
     driver, sub = subscribed(pattern=b"ti*")
+    end = envelope.beacon(0, STREAM, 1, 1, 0, True)
+    driver.push("s1", TILE, end, b"ti*")
     driver.advance(DEFAULT_LIMITS.publisher_idle_s * 3)
     assert not sub.channels
+
+
+def test_a_pattern_does_not_get_a_stream_again_that_was_given_up() -> None:
+    """The channel has no streams any more, but what was delivered of the one that was given up is remembered."""
+    driver, sub = subscribed(pattern=b"ti*")
+    restart_server(driver)
+    driver.advance(TIMEOUT_S * 2)
+    assert [gap.first for gap in driver.gaps(sub) if gap.publisher == OTHER and gap.last is None] == [2]
+    driver.advance(DEFAULT_LIMITS.publisher_idle_s / 2)
+    driver.message("s1", TILE, STREAM, 2, b"2", pattern=b"ti*")
+    assert [item.sequence for item in driver.items(sub) if isinstance(item, Message)] == [2]
+    assert not sub.channels[TILE].streams[STREAM].has_hole()
+
+
+def test_the_channels_of_a_pattern_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subscription, "LAPSED_CHANNELS_MAX", 3)
+    driver, sub = subscribed(pattern=b"ti*")
+    for number in range(10):
+        driver.message("s1", b"tile%d" % number, STREAM, 1, b"1", pattern=b"ti*")
+    driver.advance(DEFAULT_LIMITS.publisher_idle_s * 3)
+    assert list(sub.channels) == [b"tile7", b"tile8", b"tile9"]
 
 
 def test_a_client_that_subscribes_to_what_it_publishes_hears_itself() -> None:
@@ -982,3 +1054,15 @@ def test_an_older_beacon_does_not_undo_the_end_of_a_stream() -> None:
     restart_server(driver)
     driver.advance(TIMEOUT_S * 2)
     assert driver.gaps(sub) == []
+
+
+def test_a_publisher_is_asked_again_at_once_when_the_connection_is_back() -> None:
+    """It did not answer for a while, because the questions were lost with connections."""
+    driver, _ = subscribed()
+    arrive(driver, 4)
+    driver.advance(4 * RETRY_S)
+    asked(driver)
+    driver.lose("s1")
+    driver.advance(0)
+    driver.advance(2 * DELAY_S)
+    assert asked(driver)

@@ -183,11 +183,23 @@ def test_a_stream_that_nobody_listed_begins_with_its_first_message_here() -> Non
 def test_what_a_beacon_says_was_settled_before_is_not_owed() -> None:
     driver = RouterDriver()
     sub = driver.subscribe(TILE)
-    driver.beacon("s1", TILE, STREAM, 9, 9)
+    driver.beacon("s1", TILE, STREAM, 9, 9, quiet_s=60.0)
     driver.message("s1", TILE, STREAM, 10, b"10")
     driver.advance(1.0)
     assert driver.payloads(sub) == [b"10"]
     assert asked(driver) == []
+
+
+def test_what_a_publisher_that_was_behind_has_published_elsewhere_is_asked_for() -> None:
+    """It has used an older ring for a while. Its last message is younger than the subscription, and did not come."""
+    driver = RouterDriver()
+    sub = driver.subscribe(TILE)
+    driver.advance(2.0)
+    driver.beacon("s1", TILE, STREAM, 9, 9, quiet_s=1.3)
+    driver.message("s1", TILE, STREAM, 10, b"10")
+    driver.advance(DEFAULT_LIMITS.heal_delay_s * 1.1)
+    assert driver.payloads(sub) == []
+    assert asked(driver) == [(1, 9)]
 
 
 def test_too_much_before_the_answer_only_makes_it_begin_later() -> None:
@@ -566,6 +578,19 @@ def test_a_baseline_from_another_server_is_completed_by_what_was_heard_before() 
     assert driver.items(sub) == []
 
 
+def test_an_agent_that_has_heard_less_of_a_stream_does_not_vouch_for_it() -> None:
+    """The stream stays with the server where it was heard: another one may be lost without any doubt about it."""
+    driver = RouterDriver(("s1", "s2"))
+    driver.servers["s1"].streams[TILE, STREAM] = 4
+    sub = driver.subscribe(b"*", pattern=True)
+    driver.servers["s1"].streams[TILE, STREAM] = 6
+    driver.servers["s2"].streams[TILE, STREAM] = 0
+    for server in ("s1", "s2"):
+        driver.lose(server)
+        driver.play()
+    assert sub.channels[TILE].streams[STREAM].server == "s1"
+
+
 def test_a_lost_connection_alone_is_no_reason_for_doubt() -> None:
     driver = RouterDriver()
     sub = driver.subscribe(TILE)
@@ -697,6 +722,8 @@ def test_a_publisher_that_follows_ends_the_doubt() -> None:
     driver.change_ring(("s1",))
     driver.beacon("s1", channel, STREAM, 1, 1)
     driver.message("s1", channel, STREAM, 2, b"2")
+    driver.advance(1.0)
+    driver.tell("s1", control.Healed(channel, STREAM, 1, 2, 2, 3))
     driver.advance(TIMEOUT_S * 2)
     assert [gap for gap in driver.items(sub) if isinstance(gap, Gap) and gap.publisher == OTHER] == []
 
@@ -729,3 +756,34 @@ def test_a_server_that_carried_what_was_left_of_a_placement_may_have_had_publish
     driver.servers[other].silent, driver.servers[other].since = False, 3
     driver.advance(2.0)
     assert [other in reason for reason in unknown_gaps(sub)] == [True]
+
+
+def test_the_time_before_a_server_joined_is_no_absence_from_it() -> None:
+    driver = RouterDriver(("s1",))
+    sub = driver.subscribe(b"ti*", pattern=True)
+    driver.advance(2 * DEFAULT_LIMITS.publisher_idle_s)
+    driver.servers["s2"] = StandIn("s2", reachable=False)
+    driver.change_ring(("s1", "s2"))
+    driver.effects.clear()
+    driver.lose("s2")  # the connection was never there: the attempt has failed
+    driver.advance(1.0)
+    driver.servers["s2"].reachable = True
+    driver.advance(8.0)
+    assert driver.in_force(sub)
+    assert driver.items(sub) == []
+
+
+def test_a_server_where_publishers_were_is_not_left_before_it_has_answered() -> None:
+    """It was used for a while, and several rings have come since."""
+    driver = RouterDriver(("s1", "s2"))
+    channel = channel_at(driver.ring, "s1")
+    sub = driver.subscribe(channel)
+    driver.servers["s2"].silent = True
+    for version, servers in enumerate((("s2",), ("s1", "s2"), ("s1", "s2"), ("s1", "s2")), start=2):
+        driver.change_ring(servers, version)
+    driver.servers["s2"].streams[channel, STREAM] = 3
+    driver.servers["s2"].silent = False
+    driver.advance(5.0)
+    assert sub.doubts() == [f"{channel.decode()} of {STREAM:x} misses 1 to 3"]
+    driver.advance(LINGER_S)
+    assert list(sub.sites) == ["s1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 from hiredis import PushNotification
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +68,15 @@ def test_a_run_with_anything_else_in_it_is_no_run(count: int, place: int, oddity
     assert list(found.payloads()) == [b"%d" % number for number in range(50, 50 + count)]
     frames[min(place, count - 1)] = oddity
     assert as_run(frames) is None
+
+
+def test_a_run_tells_tag_and_time_of_each_message() -> None:
+    (word,) = struct.unpack("<Q", envelope.prefix(0, 1, STREAM)[:8])
+    headers = [(word, STREAM, number, 1000 + number, (1 << 64) - number) for number in range(5, 25)]
+    found = as_run([push(TILE, envelope.WORDS.pack(*header) + b"x") for header in headers])
+    assert found is not None
+    assert found.times_us == [time_us for _, _, _, time_us, _ in headers]
+    assert list(found.tags) == [field for _, _, _, time_us, tag in headers for field in (tag, time_us)]
 
 
 def test_a_run_that_does_not_fit_the_inbox_is_taken_one_by_one_up_to_the_brim() -> None:

@@ -29,7 +29,7 @@ from tests.channels.observed import (
 
 from shoal.channels.telemetry import scanner as scanner_module
 from shoal.channels.telemetry.scanner import Frame, Scanner
-from shoal.channels.telemetry.tables import FIRST_RECORDS, TableLimits
+from shoal.channels.telemetry.tables import FIRST_RECORDS, TICKS_PER_S, TableLimits
 from shoal.errors import ProtocolError
 from shoal.wire import envelope as wire
 from shoal.wire import raw_bytes as rawbytes
@@ -359,7 +359,8 @@ def test_the_smallest_channels_are_kept_and_the_others_named() -> None:
     scan_all(scanner, [observed(b"many", envelope(n << 16, 1)) for n in range(1, 8)], second=10)
     scan_all(scanner, [observed(b"one", envelope(9 << 16, 4))], second=12)
     kept, left_out = scanner.smallest_channels(3)
-    assert kept == {b"one": {9 << 16: (4, 12)}, b"few": {1 << 16: (1, 10), 2 << 16: (2, 10)}}
+    at = 1 / TICKS_PER_S
+    assert kept == {b"one": {9 << 16: (4, 12 + at)}, b"few": {1 << 16: (1, 10 + at), 2 << 16: (2, 10 + at)}}
     assert left_out == [b"many"]
     assert scanner.smallest_channels(100)[1] == [b"many"]  # it had no room for all of its streams
     scanner.clear()
@@ -383,11 +384,11 @@ def test_streams_above_the_limit_leave_the_listing_incomplete_until_they_would_b
 
 def test_a_beacon_says_how_long_its_stream_has_been_quiet() -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
-    scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 5, 0, quiet_s=30))], second=100)
-    assert scanner.streams(b"t")[:3] == ([(7, 5)], True, [70])
+    scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 5, 0, quiet_s=30.5))], second=100)
+    assert scanner.streams(b"t")[:3] == ([(7, 5)], True, [69.5 + 1 / TICKS_PER_S])
     scan_all(scanner, [observed(b"t", envelope(7, 6))], second=101)
     scan_all(scanner, [observed(b"t", wire.beacon(1, 7, 6, 0, quiet_s=2**40))], second=102)
-    assert scanner.streams(b"t")[:3] == ([(7, 6)], True, [101]), "it was heard here meanwhile"
+    assert scanner.streams(b"t")[:3] == ([(7, 6)], True, [101 + 1 / TICKS_PER_S]), "it was heard here meanwhile"
 
 
 def test_idle_streams_and_empty_channels_are_forgotten_but_not_what_the_open_second_counts() -> None:

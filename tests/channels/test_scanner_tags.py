@@ -160,6 +160,21 @@ def test_every_secret_counts_and_a_stream_may_change_to_a_newer_one() -> None:
         here.set_secrets("s1", [NEW.clients] * (SECRETS_MAX + 1))
 
 
+def test_a_repeated_message_is_not_named_as_false_because_its_secret_was_dropped() -> None:
+    """Its mark is that of the true one, which subscribers would take back."""
+    here = scanner(None, NEW, OLD)
+    true = [signed(message(number), secret=OLD) for number in (1, 2)]
+    for blob in (*true, signed(message(3))):
+        take(here, blob)
+    here.set_secrets("s1", [NEW.clients])
+    take(here, true[1] + b"altered")
+    assert not here.refutes
+    false = signed(message(4), secret=OLD)
+    take(here, false)
+    assert here.take_refuted() == ({TILE: [(STREAM, 4, mark(false))]}, [])
+    assert here.streams(TILE).streams == [(STREAM, 3)]
+
+
 def test_a_new_incarnation_keeps_the_secrets() -> None:
     here = scanner()
     here.clear()

@@ -16,6 +16,7 @@ from shoal.channels.agent.core import TURN_WORK_MAX
 from shoal.channels.agent.monitor import Monitor
 from shoal.channels.agent.session import ServerSession
 from shoal.limits import DEFAULT_LIMITS
+from shoal.runtime import PRODUCTION
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL
@@ -62,7 +63,7 @@ class Scene:
         self.connection = FakeConnection()
         monitor: Any = IdleMonitor()
         self.session = ServerSession(
-            self.core, cast(Monitor, monitor), DEFAULT_LIMITS, lambda: None, asyncio.get_running_loop().time, b"key"
+            self.core, cast(Monitor, monitor), DEFAULT_LIMITS, lambda: None, PRODUCTION, b"key"
         )
         self.serving = asyncio.create_task(self.session.serve(cast(AgentConnection, self.connection), "run"))
 

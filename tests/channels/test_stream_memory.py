@@ -20,26 +20,21 @@ class Scene:
     def __init__(self) -> None:
         self.scanner = Scanner(FRAME_BYTES_MAX)
         self.memory = StreamMemory(self.scanner, IDLE_S)
-        self.second = 1000
+        self.now = 1000.0
         self.incarnation = 0
-        self.wait(0)
-
-    def wait(self, seconds: int) -> None:
-        self.second += seconds
-        self.memory.tell_time(self.second, float(self.second))
 
     def publish(self, channel: bytes, *clients: int) -> None:
         for client in clients:
-            self.scanner.feed(observed(channel, envelope(client << 16, 5)), self.second)
+            self.scanner.feed(observed(channel, envelope(client << 16, 5)), self.now)
             assert self.scanner.scan() is None
 
     def lose(self) -> None:
         """The connection was lost: another incarnation begins."""
         self.incarnation += 1
-        self.memory.begin_incarnation(self.incarnation)
+        self.memory.begin_incarnation(self.incarnation, self.now)
 
     def absent(self, name: bytes, pattern: bool = False) -> tuple[list[tuple[bytes, int]], bool]:
-        known = self.memory.absent(name, pattern, self.memory.current(name, pattern).streams)
+        known = self.memory.absent(name, pattern, self.memory.current(name, pattern), self.now)
         return sorted((channel, stream >> 16) for channel, stream in known.streams), known.complete
 
 
@@ -57,7 +52,7 @@ def test_streams_of_earlier_incarnations_are_absent_until_they_are_heard_again(s
     assert scene.absent(b"[ab]", pattern=True) == ([(b"a", 1), (b"b", 3)], True)
     scene.lose()
     assert scene.absent(b"a") == ([(b"a", 1), (b"a", 2)], True)
-    scene.wait(int(IDLE_S) + 1)
+    scene.now += IDLE_S + 1
     assert scene.absent(b"a") == ([], True)
 
 
@@ -71,7 +66,7 @@ def test_channels_whose_streams_do_not_fit_are_incomplete_until_they_would_be_fo
     assert scene.absent(b"tile") == ([(b"tile", 1), (b"tile", 2)], True)
     assert scene.absent(b"flood") == ([], False)
     assert not scene.absent(b"*", pattern=True)[1]
-    scene.wait(int(IDLE_S) + 1)
+    scene.now += IDLE_S + 1
     assert scene.absent(b"flood") == ([], True)
     assert scene.absent(b"*", pattern=True) == ([], True)
 
@@ -93,7 +88,7 @@ def test_with_too_many_incomplete_channels_all_are(scene: Scene, monkeypatch: py
         scene.publish(channel, 1, 2)
     scene.lose()
     assert scene.absent(b"other") == ([], False)
-    scene.wait(int(IDLE_S) + 1)
+    scene.now += IDLE_S + 1
     assert scene.absent(b"other") == ([], True)
 
 

@@ -21,6 +21,16 @@ class KeysContract:
         coordinator = await coordinator_factory()
         assert await coordinator.get("plan/ring") is None
 
+    async def test_several_keys_are_got_in_their_order(self, coordinator_factory: Factory) -> None:
+        coordinator = await coordinator_factory()
+        ring = await coordinator.put("plan/ring", b"ring")
+        mark = await coordinator.put("pool/s1", b"mark")
+        found = await coordinator.get_all(("pool/s1", "plan/key", "plan/ring", "pool/s1"))
+        assert found == [Versioned(b"mark", mark), None, Versioned(b"ring", ring), Versioned(b"mark", mark)]
+        assert await coordinator.get_all(()) == []
+        with pytest.raises(CoordinatorError, match="key"):
+            await coordinator.get_all(("plan/ring", "no area"))
+
     async def test_what_is_put_is_got_by_everybody(self, coordinator_factory: Factory) -> None:
         one, other = await coordinator_factory(), await coordinator_factory()
         version = await one.put("plan/ring", b"\x00\xffbytes")

@@ -137,6 +137,8 @@ class TestWhatARoleCanDo:
             with pytest.raises(CoordinatorError):
                 await coordinator.get("secrets/agents/1")
             with pytest.raises(CoordinatorError):
+                await coordinator.get_all(("plan/ring", "secrets/agents/1"))
+            with pytest.raises(CoordinatorError):
                 await coordinator.list("secrets/")
         with as_user(server, user) as raw:
             for command in ("GET shoal:secrets/agents/1", "MGET shoal:plan/key shoal:secrets/agents/1"):

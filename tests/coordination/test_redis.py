@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,6 +77,29 @@ class ByHand:
 
     def close(self) -> None:
         self._client.close()
+
+
+def refuse_writes(by_hand: ByHand, cause: str) -> None:
+    """The server accepts no writes: no memory, too few replicas, or a snapshot that it cannot write."""
+    data = Path(by_hand("CONFIG", "GET", "dir")[b"dir"].decode())
+    if cause == "maxmemory":
+        by_hand("CONFIG", "SET", "maxmemory", "1")
+    elif cause == "replicas":
+        by_hand("CONFIG", "SET", "min-replicas-to-write", "1")
+    else:
+        by_hand("CONFIG", "SET", "save", "3600 1")
+        (data / "dump.rdb").unlink(missing_ok=True)
+        (data / "dump.rdb" / "in the way").mkdir(parents=True)
+        by_hand("BGSAVE")
+        deadline = time.monotonic() + 10.0
+        while by_hand("INFO", "persistence")["rdb_last_bgsave_status"] == "ok" and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def accept_writes(by_hand: ByHand, cause: str) -> None:
+    """There is room again."""
+    setting = {"maxmemory": "maxmemory", "replicas": "min-replicas-to-write", "disk": "stop-writes-on-bgsave-error"}
+    by_hand("CONFIG", "SET", setting[cause], "no" if cause == "disk" else "0")
 
 
 @pytest.fixture
@@ -164,12 +189,30 @@ class TestConnect:
         with pytest.raises(ServerTooOldError, match=r"99\.1 or newer"):
             await connect(store)
 
-    async def test_a_server_that_takes_no_writes(self, store: RedisServer, by_hand: ByHand) -> None:
+    @pytest.mark.parametrize("cause", ["maxmemory", "replicas", "disk"])
+    async def test_a_server_that_takes_no_writes(self, store: RedisServer, by_hand: ByHand, cause: str) -> None:
+        """Every write is refused at once, as by the model of the simulator (`ModelCoordinator.fill_disk`); reads go on,
+        and a lease that has not run out meanwhile can be renewed."""
         async with await connect(store) as coordinator:
-            by_hand("CONFIG", "SET", "maxmemory", "1")
-            with pytest.raises(CoordinatorUnavailableError, match="does not accept writes"):
-                await coordinator.put("plan/a", b"1")
+            member = await coordinator.join("servers", "s1", b"", 30.0)
+            lease = await held(coordinator.acquire("servers/s1", "agent", 30.0))
+            refuse_writes(by_hand, cause)
+            for write in (
+                coordinator.put("plan/a", b"1"),
+                coordinator.write_all([KeyWrite("plan/a", b"1"), KeyWrite("plan/b", b"2")]),
+                coordinator.renew(lease),
+                coordinator.acquire("servers/s2", "agent", 3.0),
+                coordinator.join("servers", "s2", b"", 3.0),
+                member.renew(),
+            ):
+                with pytest.raises(CoordinatorUnavailableError, match="does not accept writes"):
+                    await write
             assert await coordinator.get("plan/a") is None
+            assert list(await coordinator.leases("servers/")) == ["servers/s1"]
+            assert list(await coordinator.members("servers")) == ["s1"]
+            accept_writes(by_hand, cause)
+            assert await coordinator.renew(lease)
+            assert await coordinator.put("plan/a", b"1")
 
 
 class TestGarbage:
@@ -309,6 +352,8 @@ class TestManyWritesOnRedis:
         sizes = []
 
         async def disturbed(session: link.Session, *commands: Request) -> list[Any]:
+            if "plan/a" not in str(commands) and "plan/hot" not in str(commands):
+                return await commit(session, *commands)  # another client of this process
             sizes.append(len(commands[0]))
             if len(commands[0]) > 3:
                 by_hand("SET", "shoal:plan/hot", by_hand("GET", "shoal:plan/hot"))

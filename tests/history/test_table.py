@@ -88,6 +88,13 @@ def test_a_plain_message_has_the_time_of_its_entry() -> None:
     assert dedupe(pa.concat_tables([table, table])).num_rows == 2
 
 
+def test_the_end_of_a_stream_has_the_time_of_its_entry() -> None:
+    """Its beacon says how long the stream had been quiet, which is no time of day."""
+    (row,) = record(envelope.beacon(1, STREAM, 7, 7, 1.5, final=True), first=5, after=4).to_pylist()
+    assert (row["sequence"], row["is_end"]) == (7, True)
+    assert row["published_at"] == row["recorded_at"]
+
+
 def test_stream_positions_give_no_row() -> None:
     batch = decode_entries("orders", "s1", [("1-0", list(streams_fields(1, [(STREAM, 4)])))], 0)
     assert batch.num_rows == 0

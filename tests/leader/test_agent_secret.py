@@ -45,7 +45,7 @@ class Coordinator:
 async def lead(coordinator: Any, seed: int = 1, keeping: KeeperShell | None = None) -> KeeperShell:
     """Leads until the plan is prepared."""
     keeper = Keeper(SIGNER, LIMITS, (), 0.0)
-    keeping = keeping or KeeperShell(coordinator, SIGNER, keeper, LeaderTiming(), "a", Random(seed))
+    keeping = keeping or KeeperShell(coordinator, SIGNER, keeper, LeaderTiming(), "a", Random(seed), wall=float)
     task = asyncio.create_task(keeping.run())
     while keeping.leading is None:
         assert not task.done()

@@ -21,8 +21,9 @@ from shoal.balance import balancer_keys, pool_keeper
 from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
-from shoal.balance.proposal import decode_proposal
+from shoal.balance.proposal import Proposal, decode_proposal
 from shoal.balance.settings import BalanceSettings
+from shoal.coordination.interface import Change
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ClusterError
 from shoal.leader.audit_log import AuditLog
@@ -215,6 +216,37 @@ async def test_propose_then_apply_then_refused(wish: Wish, scene: ShellScene) ->
     assert await scene.request() is not None
     refused = await scene.ask(Ask("apply", digest=proposed.digest))
     assert "still under way" in refused.error
+
+
+async def test_a_new_leader_knows_the_plan_under_way_before_its_watch_does(
+    wish: Wish, scene: ShellScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest = "d" * 64
+    request = MoveRequest(b"hot", ("s2",), Mode.SINGLE, False, f"{digest[:16]}-0")
+    await scene.coordinator.put(move_key(b"hot"), encode_request(request))
+    await scene.coordinator.put(balancer_keys.STATE_KEY, balancer_keys.encode(BalancerState(digest=digest)))
+    proposal = Proposal(
+        policy="shoal",
+        settings="",
+        window_end_s=0.0,
+        ring_version=1,
+        basis="",
+        changes=(),
+        max_ratio_before=0.0,
+        max_ratio_after=0.0,
+    )
+    await scene.coordinator.put(balancer_keys.proposal_key(proposal.digest), proposal.encode())
+
+    async def never(prefix: str) -> AsyncIterator[Change]:
+        await asyncio.Event().wait()
+        yield Change("", None)
+
+    monkeypatch.setattr(scene.coordinator, "watch", never)
+    await scene.lead()
+    await scene.coordinator.put(balancer_keys.ask_key("me"), balancer_keys.encode(Ask("apply", digest=proposal.digest)))
+    scene.start()
+    stored = await until(lambda: scene.coordinator.get(balancer_keys.answer_key("me")))
+    assert "still under way" in balancer_keys.decode(stored.value, AskOutcome).error
 
 
 async def test_a_manual_move_request_is_kept(wish: Wish, scene: ShellScene) -> None:

@@ -9,6 +9,7 @@ from tests.support.core_driver import FORGER, SIGNER, channel_at, ring
 
 from shoal.errors import ForgedEntryError, StaleEntryError
 from shoal.plan.book import PlanBook
+from shoal.plan.entry import Entry, Phase
 from shoal.plan.placement import Mode, Placement, at_home
 from shoal.plan.signature import Verifier
 
@@ -188,3 +189,17 @@ def test_publishers_with_an_earlier_ring_used_what_was_left_of_the_placement_or_
     assert book.earlier_servers(alone) == (reduced.home(alone),)
     book.accept_entry(entry(1, "s1", "s3", channel=b"elsewhere"))
     assert book.earlier_servers(b"elsewhere") == ()
+
+
+def test_a_placement_by_an_earlier_ring_follows_the_ring_as_for_those_who_do_not_know_the_entry() -> None:
+    """A move began while the channel was at home, or was abandoned there; then the ring changed."""
+    channel = channel_at(ring(6, THREE), "s3")
+    home = at_home(5, "s1")
+    moving = Entry(channel, Placement(9, Mode.SINGLE, ("s2",)), Phase.PREPARE, (home,), home.version, 9)
+    for known in (moving, Entry(channel, home, revision=10)):
+        book = new_book(5, ("s1", "s2"))
+        book.accept_entry(SIGNER.line(known))
+        book.accept_ring(SIGNER.ring(ring(6, THREE)))
+        assert book.placement(channel) == at_home(6, "s3")
+        assert book.subscribed(channel) == (at_home(6, "s3"),)
+    assert book.placing_entry(channel) is None

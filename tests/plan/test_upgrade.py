@@ -87,7 +87,7 @@ def of_format_1() -> Coordinator:
 
 def keeping_on(coordinator: Any) -> KeeperShell:
     limits = Limits(server_lease_s=3.0)
-    return KeeperShell(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a", Random(1))
+    return KeeperShell(coordinator, SIGNER, Keeper(SIGNER, limits, (), 0.0), LeaderTiming(), "a", Random(1), wall=float)
 
 
 async def upgrade(coordinator: Coordinator) -> None:

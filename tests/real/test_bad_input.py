@@ -292,9 +292,10 @@ async def test_what_is_stale_is_counted_and_changes_no_plan(
 
         async def tell(entry: bytes, ring_data: bytes = b"") -> None:
             answer = answer_of(home, channel, version=9, entry=entry, ring=ring_data)
-            key = bus.shell.router._context.links[home].from_agent
-            assert key is not None
-            seal = control.KeySeal(control.CLIENT_SCHEME, 1, key)
+            keys = bus.shell.router._context.links[home].from_agent
+            assert keys is not None
+            ((generation, key),) = keys.items()
+            seal = control.KeySeal(control.CLIENT_SCHEME, generation, key)
             await clients[home].publish(inbox, control.encode(answer, bus.client_id, 1 << 60, seal))
 
         before = bus.statistics().counters["stale_entries"]

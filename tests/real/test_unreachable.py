@@ -13,6 +13,7 @@ from shoal.cluster.local import COORDINATOR, LocalCluster
 from shoal.cluster.parts import agent_name, shoal_agent
 from shoal.errors import (
     AuthenticationError,
+    EnrolmentError,
     NotConfirmedError,
     PublishError,
     SubscribeError,
@@ -25,7 +26,8 @@ from shoal.plan.ring import ServerAddress
 
 WAIT_S = 60.0
 LEASE_S = 1.5
-HASTY = Limits(server_lease_s=LEASE_S, unreachable_s=0.5, publish_buffer_messages_max=50)
+CLIENTS_MAX = 40
+HASTY = Limits(server_lease_s=LEASE_S, unreachable_s=0.5, enrol_timeout_s=5.0, publish_buffer_messages_max=50)
 PATIENT = Limits(server_lease_s=LEASE_S, unreachable_s=10 * WAIT_S, subscribe_timeout_s=10 * WAIT_S)
 """What is told within WAIT_S is not told because of a timeout."""
 
@@ -160,3 +162,28 @@ async def test_missing_permissions_are_told_at_once() -> None:
         assert "'denied'" in str(refused)
         async with asyncio.timeout(WAIT_S):
             await (await bus.subscribe("permitted").open()).aclose()
+
+
+async def test_a_server_without_room_for_connections_is_told_and_used_when_it_has_room() -> None:
+    async with local_cluster(1) as cluster:
+        settings = cluster.directory.root / "servers" / "s1" / "server.conf"
+        settings.write_text(settings.read_text() + f"maxclients {CLIENTS_MAX}\n")
+        await cluster.restart("s1")
+        async with shoal.connect(cluster.url, limits=HASTY) as first, shoal.connect(cluster.url, limits=HASTY) as bus:
+            await first.publish("full", b"0", confirm=True)  # the agent has its connections
+            (address,) = cluster.servers
+            taken = []
+            for _ in range(CLIENTS_MAX):
+                reader, writer = await asyncio.open_connection(address.host, address.port)
+                taken.append(writer)
+            assert b"max number of clients" in await reader.read(100)
+            errors = await asyncio.gather(
+                raised(bus.publish("full", b"1", confirm=True)),
+                raised(bus.subscribe("full").open()),
+                raised(shoal.connect(cluster.url, limits=HASTY).open()),
+            )
+            assert [type(error) for error in errors] == [NotConfirmedError, SubscribeTimeoutError, EnrolmentError]
+            assert all("raise its maxclients" in str(error) for error in errors), errors
+            for writer in taken:
+                writer.close()
+            assert await bus.until(lambda: not bus.router.pending_messages, WAIT_S)

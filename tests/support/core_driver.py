@@ -311,7 +311,14 @@ class RouterDriver:
         self.push(server, channel, blob(stream, sequence, payload, **more), pattern)
 
     def beacon(
-        self, server: str, channel: bytes, stream: int, last: int, settled: int, final: bool = False, quiet_s: int = 0
+        self,
+        server: str,
+        channel: bytes,
+        stream: int,
+        last: int,
+        settled: int,
+        final: bool = False,
+        quiet_s: float = 0.0,
     ) -> None:
         self.push(server, channel, envelope.beacon(BY_THE_RING | 1, stream, last, settled, quiet_s, final))
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError, ServerTooOldError
 from shoal.wire.backoff import Backoff
-from shoal.wire.commands import encode_commands
+from shoal.wire.commands import RUN_COMMANDS_MIN, Command, encode_commands
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import handshake_commands, judge_handshake
 
@@ -45,9 +45,33 @@ NESTED = [
 ]
 
 
+def encoded_by_hiredis(batch: list[Command]) -> bytes:
+    return b"".join(hiredis.pack_command(command) for command in batch)  # type: ignore[arg-type]
+
+
 @given(commands)
 def test_commands_are_encoded_as_hiredis_does(batch: list[tuple[bytes, ...]]) -> None:
-    assert encode_commands(batch) == b"".join(hiredis.pack_command(command) for command in batch)  # type: ignore[arg-type]
+    assert encode_commands(batch) == encoded_by_hiredis(batch)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (b"PUBLISH", b"tile", b"equal"),
+        (b"PUBLISH", b"tile", b"longer"),
+        (b"PUBLISH", b"elsewhere", b"equal"),
+        (b"SPUBLISH", b"tile", b"equal"),
+        (b"PUBLISH", b"tile"),
+        (b"PING",),
+    ],
+)
+def test_a_run_of_equal_messages_is_encoded_like_any_other(odd: Command) -> None:
+    equal: list[Command] = [(b"PUBLISH", b"tile", b"%05d" % number) for number in range(2 * RUN_COMMANDS_MIN)]
+    for place in (0, RUN_COMMANDS_MIN, len(equal)):
+        commands = [*equal[:place], odd, *equal[place:]]
+        assert encode_commands(commands) == encoded_by_hiredis(commands)
+    same: list[Command] = [(b"PING",)] * RUN_COMMANDS_MIN
+    assert encode_commands(same) == encoded_by_hiredis(same)
 
 
 def test_the_memory_of_channels_is_bounded() -> None:

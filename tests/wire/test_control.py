@@ -30,7 +30,7 @@ MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
     st.builds(control.Bye, NAME, BOOL, U64),
     st.builds(control.Present, U64, U64, U16, U16, NAMES, NAMES, STREAMS),
     st.builds(control.Welcome, TEXT, U64, U64, U64, U32, U32, NAME, U8, NAME),
-    st.builds(control.Answer, TEXT, NAME, U64, U32, NAME, NAME, BOOL, BOOL, U32, U16, U16, HEARD, HEARD),
+    st.builds(control.Answer, TEXT, NAME, U64, U32, NAME, NAME, BOOL, BOOL, U32, U16, U16, HEARD, HEARD, NAME, NAME),
     st.builds(control.Heartbeat, TEXT, U64, U64, U64, U32, BOOL, U32, st.none() | U32, REFUTED, NAMES),
     st.builds(control.Resync, TEXT, U64, U64),
     st.builds(control.Heal, NAME, U64, U64, U64, U64),
@@ -76,9 +76,9 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
         (control.Present(1, 2, 0, 1, [b"a"], [], [(b"b", 3, 4)]), 4, "97" + "0102000191c401619091" + "93c401620304"),
         (control.Welcome("s", 1, 2, 3, 4, 5, b""), 5, "99" + "a1730102030405c40000c400"),
         (
-            control.Answer("s", b"a", 1, 2, b"", b"", True, False, 3, 0, 1, [(b"b", 3, 4, 5)], []),
+            control.Answer("s", b"a", 1, 2, b"", b"", True, False, 3, 0, 1, [(b"b", 3, 4, 5)], [], b"\6"),
             6,
-            "9d" + "a173c401610102c400c400c3c20300019194c4016203040590",
+            "9f" + "a173c401610102c400c400c3c20300019194c4016203040590c40106c400",
         ),
         (control.Heartbeat("s", 1, 2, 3, 4, True, 5), 7, "9a" + "a17301020304c305c09090"),
         (control.Resync("s", 5, 6), 8, "93" + "a1730506"),
@@ -93,6 +93,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
         (control.Enrolled(1, b"a"), 17, "92" + "01c40161"),
         (control.Introduced(1, [(2, b"a")]), 18, "92" + "01" + "9192" + "02c40161"),
         (control.Refused("version", 2, 3, 4, "t"), 19, "95" + "a776657273696f6e020304a174"),
+        (control.Renew(b"a", 1, 2, b"b"), 20, "94" + "c401610102c40162"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, msgspec.Struct) else "",
 )
@@ -104,7 +105,7 @@ def test_the_wire_form_is_the_one_in_the_documentation(message: control.Control,
 
 def test_every_kind_has_a_number_of_its_own() -> None:
     numbers = {kind: data[3] for kind in KINDS for data in [control.encode(_any_of(kind))]}
-    assert sorted(numbers.values()) == [*range(1, 20)]
+    assert sorted(numbers.values()) == [*range(1, 21)]
 
 
 def _any_of(kind: type[msgspec.Struct]) -> control.Control:
@@ -292,17 +293,28 @@ def test_a_present_in_parts_says_the_same(
 
 @pytest.mark.parametrize("name_bytes", [0, 16, 512])
 def test_an_answer_in_parts_says_the_same(name_bytes: int) -> None:
-    streams = [(b"x" * name_bytes, number, 1 << 63 | number, 9) for number in range(3000)]
-    whole = control.Answer("s", b"*", 1, 2, b"entry", b"ring", True, True, 3, 0, 1, streams, streams[:40])
-    parts = control.in_parts(whole)
+    streams = [(b"x" * name_bytes, number, 1 << 63 | number, 9 + number / 256) for number in range(3000)]
+    whole = control.Answer("s", b"*", 1, 2, b"entry", b"ring", True, True, 3, 0, 1, [], [])
+    parts = control.in_parts(whole, streams, streams[:40])
     assert [(part.part, part.parts) for part in parts] == [(number, len(parts)) for number in range(len(parts))]
     assert len(parts) > 2
-    assert [stream for part in parts for stream in part.streams] == streams
-    assert [stream for part in parts for stream in part.absent] == streams[:40]
+    assert [stream for part in parts for stream in part.heard()] == streams
+    assert [stream for part in parts for stream in part.heard_before()] == streams[:40]
     assert [(part.entry, part.ring) for part in parts] == [(b"entry", b"ring")] + [(b"", b"")] * (len(parts) - 1)
     assert all(len(control.encode(part)) < 1 << 16 for part in parts)
-    short = msgspec.structs.replace(whole, streams=streams[:2], absent=[])
-    assert control.in_parts(short) == [short]
+    short = msgspec.structs.replace(whole, streams=[(*streams[0][:3], 9)], streams_finer=b"\0")
+    assert control.in_parts(whole, streams[:1], []) == [short]
+
+
+def test_a_quiet_time_is_rounded_down_and_fits_its_field() -> None:
+    whole = control.Answer("s", b"*", 1, 2, b"", b"", True, True, 3, 0, 1, [], [])
+    (part,) = control.in_parts(whole, [(b"a", 1, 1, 3.999), (b"b", 1, 1, 2.0**40)], [])
+    assert [quiet_s for *_, quiet_s in part.heard()] == [3 + 255 / 256, 2.0**32 - 1 / 256]
+
+
+def test_an_agent_that_knows_quiet_times_to_the_second_is_understood() -> None:
+    known = control.Answer("s", b"*", 1, 2, b"", b"", True, True, 3, 0, 1, [(b"a", 1, 1, 3)], [(b"b", 1, 1, 4)])
+    assert (known.heard(), known.heard_before()) == ([(b"a", 1, 1, 3.0)], [(b"b", 1, 1, 4.0)])
 
 
 # Limits: what is above them is refused before anything looks at it

@@ -3,7 +3,7 @@
 Owns the transitions of a server's mark (`shoal.plan.keys.Mark`) and when each is due. A policy decides whether a server
 is drained; the following steps depend only on the state in the coordinator, so the next leader continues them.
 
-    home --drain decided--> freeing --no channel left--> drain --empty for a while--> out --not in the ring--> removed
+    home --drain decided--> freeing --no channel left--> drain --empty for a while--> out --left by clients--> removed
     guest --drain decided--> drain        freeing, drain --to be kept--> home, guest
     guest --too few homes--> home         home, guest, freeing --dead--> lost --no entry names it--> guest
                                           drain --dead--> out
@@ -28,6 +28,9 @@ _MUST_BE_UNNAMED: Final = {Mark.LOST, Mark.FREEING, Mark.DRAIN}
 """The marks whose next step requires that no entry names the server."""
 
 
+LEFT_S: Final = 10.0
+"""How long a server runs on after it has left the ring. Its clients hear of the new ring and leave it after `linger_s`;
+earlier they could not tell it from a server that died, and would report gaps."""
 FORGET_S: Final = 15.0
 """How long a server is kept out of the ring after it was stopped: by then its agent's lease has expired."""
 
@@ -87,7 +90,8 @@ def _hosts_with(units: object, condition: object) -> set[str]:
 
 
 class PoolKeeper:
-    """Decides the next marks. It remembers the members of the ring, and when it first saw each server drained."""
+    """Decides the next marks. It remembers the members of the ring, and when it first saw each server drained, and
+    out of the ring."""
 
     def __init__(self, empty_s: float, retry_s: float, *, is_confirmed: bool = True) -> None:
         self._empty_s = empty_s
@@ -95,6 +99,7 @@ class PoolKeeper:
         self._retry_s = retry_s
         self._members: frozenset[str] = frozenset()
         self._drained_at: dict[str, float] = {}
+        self._left_at: dict[str, float] = {}
         self._removing: dict[str, float] = {}
         self._stopped_at: dict[str, float] = {}
 
@@ -110,6 +115,8 @@ class PoolKeeper:
                 yield from self._forget(server, now_s)
         for server in [server for server in self._drained_at if view.marks.get(server) is not Mark.DRAIN]:
             del self._drained_at[server]
+        for server in [server for server in self._left_at if view.marks.get(server) is not Mark.OUT]:
+            del self._left_at[server]
 
     def _note_deaths(self, view: BalancerView, ring: Ring, removed: Set[str]) -> Iterator[PutMark]:
         """Marks servers that have left the ring without being marked `out`: they have died."""
@@ -142,9 +149,11 @@ class PoolKeeper:
             empty = server not in named and server not in ring.homes and server not in view.recorded
             if not self._is_confirmed or (empty and quiet.unused_s(server, since) >= self._empty_s):
                 yield PutMark(server, Mark.OUT, f"it was unused for {self._empty_s:g} s")
-        elif mark is Mark.OUT and not here and server in view.provider.servers and self._may_remove(server, now_s):
-            self._removing[server] = now_s
-            yield RemoveServer(server)
+        elif mark is Mark.OUT and not here and server in view.provider.servers:
+            left_s = now_s - self._left_at.setdefault(server, now_s)
+            if left_s >= LEFT_S and self._may_remove(server, now_s):
+                self._removing[server] = now_s
+                yield RemoveServer(server)
 
     def _forget(self, server: str, now_s: float) -> Iterator[PutMark]:
         """Drops the mark of a removed server after its lease has expired; earlier it would pass for a new server."""

@@ -109,8 +109,6 @@ class Bus:
         """Connections, clocks and randomness. Not for applications."""
         self._rules = rules
         self.clock = runtime.monotonic
-        self.client_id = 0
-        """The number that identifies this client; 0 until the bus is open."""
         self._name = name
         self.archive = Path(archive).expanduser() if archive else None
         self.published = 0
@@ -122,6 +120,12 @@ class Bus:
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
+
+    @property
+    def client_id(self) -> int:
+        """The number that identifies this client; 0 until the bus is open. It changes if the agents' secret is revoked
+        while this client is away."""
+        return self._shell.router.client if self._shell is not None else 0
 
     @property
     def name(self) -> str:
@@ -156,9 +160,9 @@ class Bus:
         client_key = await self._enrol(self._source, book)
         if self._closed:
             raise BusClosedError()
-        self.client_id = client_key.client if client_key else self.runtime.random.getrandbits(CLIENT_ID_BITS) or 1
+        client = client_key.client if client_key else self.runtime.random.getrandbits(CLIENT_ID_BITS) or 1
         number = self.runtime.random.getrandbits(NONCE_BITS)
-        router = Router(self.client_id, PlanBook(Verifier(key)), self.limits, self._rules, number, client_key)
+        router = Router(client, PlanBook(Verifier(key)), self.limits, self._rules, number, client_key)
         shell = BusShell(router, self._source, self.limits, self.runtime)
         router.ring(book.signed_ring, shell.now)
         shell.flush()
@@ -255,7 +259,7 @@ class Bus:
             await self.shell.room()
             posted = self._post(channel, payload, attributes)
         if confirm:
-            await self.shell.confirmation(posted)
+            await (self._shell or self.shell).confirmation(posted)
 
     async def publish_counted(self, channel: str | bytes, payload: bytes | str | bytearray | memoryview) -> int:
         """Publish, wait for the confirmation and return the number of connections the server delivered the message to.

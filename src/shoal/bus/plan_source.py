@@ -36,8 +36,7 @@ from shoal.errors import (
 )
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.plan.format import read_ring
-from shoal.plan.keys import PUBLIC_KEY
+from shoal.plan.format import read_ring_and_key
 from shoal.plan.plan_copy import PLAN_COPY_KEY, PlanCopy, decode_copy
 from shoal.plan.recording_marks import recorded_patterns
 from shoal.runtime import Runtime
@@ -177,8 +176,7 @@ class PlanSource:
         """The plan at a place: the coordinator's keys or, on a server, the copy of its agent."""
         try:
             async with await self._connect(url) as coordinator:
-                ring = await read_ring(coordinator)
-                key = await coordinator.get(PUBLIC_KEY)
+                ring, key = await read_ring_and_key(coordinator)
         except CoordinatorUnavailableError:
             raise
         except CoordinatorError:  # a server does not let clients read the coordinator's keys
@@ -187,7 +185,7 @@ class PlanSource:
                 raise
             return copy
         if key is not None and ring is not None:
-            return PlanCopy(1, key.value, ring)
+            return PlanCopy(1, key, ring)
         copy = await self._copy_at(address)
         if copy is not None:
             return copy

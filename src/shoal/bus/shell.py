@@ -18,15 +18,18 @@ from hiredis import ReplyError
 
 from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
+from shoal.bus.enrolment import KeyRenewal
 from shoal.bus.plan_source import PlanSource, RingFetcher
 from shoal.bus.waiters import Listener, PendingSubscription, Refusals, agent_refusal, fail, refusal, resolve
 from shoal.channels.client.context import (
+    Abandoned,
     AgentRefused,
     CommandRefused,
     Confirmed,
     Connect,
     Disconnect,
     Effect,
+    Enrol,
     FetchRing,
     PublishRefused,
     UnknownFlags,
@@ -53,6 +56,7 @@ CLOSE_WAIT_S: Final = 1.0
 """How long a closing bus waits for its servers to read its last commands."""
 
 CHECK_STATUS: Final = "check `shoal status`"
+MAYBE: Final = "they may have arrived; publish them again if they may come twice"
 CHECK_RIGHTS: Final = "check the user's permissions on the server"
 KEPT: Final = "check `shoal status`; the message stays in the buffer and is sent when the server can be used again"
 
@@ -78,7 +82,9 @@ class BusShell:
         """The error if unconfirmed messages wait for a server that cannot be used."""
         self._source = source
         self._wall = runtime.wall
+        self._monotonic = runtime.monotonic
         self._fetcher = RingFetcher(source, self._take_ring, limits, runtime.random)
+        self._renewal = KeyRenewal(router, source, limits, runtime)
         self._dialer = Dialer(
             lambda: source.login, f"shoal:{router.client:012x}", limits, runtime.random, runtime.address_book
         )
@@ -93,6 +99,7 @@ class BusShell:
         self._timer_at = 0.0
         self._timers = router.timers
         self._armed_count = -1
+        self._turn_s_max = 0.0
         self.departure = Departure(router, limits)
 
     # After every call into the router
@@ -105,8 +112,17 @@ class BusShell:
         self.loop.call_soon(self._turn)
 
     def _turn(self) -> None:
+        self._note_turn(self.loop.time())
         self.scheduled = False
         self.flush()
+
+    def _note_turn(self, now: float) -> None:
+        """Messages may have been published until `now`, under the clock reading of their turn. Call it only while one
+        is scheduled."""
+        took_s = now - self.now
+        if took_s > self._turn_s_max:
+            self._turn_s_max = took_s
+            self.router.turn_took(took_s)
 
     def flush(self) -> None:
         """Empty the router's outputs, wake finished waiters, and set the timer."""
@@ -131,7 +147,8 @@ class BusShell:
             for condition, done in self._conditions:
                 if condition():
                     resolve(done)
-        self._arm()
+        if self._timers.count != self._armed_count:
+            self._arm()
 
     def _execute(self, reply: int) -> None:
         """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
@@ -140,7 +157,7 @@ class BusShell:
         refused: PublishRefused | None = None
         for effect in effects:
             if type(effect) is Confirmed:
-                self._confirm(effect.token, reply, refused)
+                self._confirm(effect.tokens, reply, refused)
                 refused = None
             elif type(effect) is PublishRefused:
                 if refused is not None:
@@ -166,6 +183,10 @@ class BusShell:
             self._command_refused(effect)
         elif isinstance(effect, Unreachable):
             self._unreachable(effect)
+        elif isinstance(effect, Enrol):
+            self._renewal.want(self.flush)
+        elif isinstance(effect, Abandoned):
+            self._abandoned(effect)
         elif isinstance(effect, UnknownFlags):
             _log.warning(
                 "message with unknown flags not delivered",
@@ -188,6 +209,16 @@ class BusShell:
             return
         self._fail_publishing(refused.server, error, error)
         self._fail_subscribing(refused.server, error)
+
+    def _abandoned(self, effect: Abandoned) -> None:
+        """Report the unconfirmed messages of a client that goes on with another id."""
+        error = NotConfirmedError("the identity of this bus was revoked before a server confirmed messages", do=MAYBE)
+        for token in effect.tokens:
+            assert isinstance(token, asyncio.Future)
+            self.tokens.discard(token)
+            fail(token, error)
+        if effect.unawaited:
+            self.refusals.abandon(effect.unawaited, error)
 
     def _fail_publishing(self, server: str, error: ShoalError, full: ShoalError) -> None:
         """Fail the calls that wait until a server confirms messages, and with `full` those that wait for room."""
@@ -263,10 +294,7 @@ class BusShell:
         """Set the timer to the router's next deadline. An earlier timer is kept; when it fires, the deadline is checked
         again.
         """
-        count = self._timers.count
-        if count == self._armed_count:
-            return
-        self._armed_count = count
+        self._armed_count = self._timers.count
         at = self.router.next_timer()
         if at is None or self.closed:
             return
@@ -281,6 +309,8 @@ class BusShell:
         self._timer = None
         self._armed_count = -1
         now = self.loop.time()
+        if self.scheduled:
+            self._note_turn(now)
         self.router.timer(now)
         self.departure.update(now)
         self.flush()
@@ -324,15 +354,18 @@ class BusShell:
             token.set_result(0)
         return token
 
-    def _confirm(self, token: Any, reply: int, refused: PublishRefused | None) -> None:
-        self.tokens.discard(token)
-        if refused is None:
+    def _confirm(self, tokens: list[Any], reply: int, refused: PublishRefused | None) -> None:
+        """Wake the callers that wait for messages; `refused` is the first one, if a server refused it."""
+        self.tokens.difference_update(tokens)
+        if refused is not None:
+            first, *tokens = tokens
+            if first.done():
+                self.refusals.remember(refused)
+            else:
+                first.set_exception(refusal([refused]))
+        for token in tokens:
             if not token.done():
                 token.set_result(reply)
-        elif token.done():
-            self.refusals.remember(refused)
-        else:
-            token.set_exception(refusal([refused]))
 
     # Subscriptions
 
@@ -412,8 +445,11 @@ class BusShell:
         self.flush()
 
     def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
-        """See `connections.Owner`. Frames are passed one by one only while a caller waits for a reply."""
-        now = self.loop.time()
+        """See `connections.Owner`. Frames are passed one by one only while a caller waits for a reply. They may have
+        come after the loop had read its clock: the time since the subscription must not seem shorter than it is."""
+        now = self._monotonic()
+        if self.scheduled:
+            self._note_turn(now)
         server = connection.server
         if self.tokens and (self.counting or countOf(map(type, frames), ReplyError)):
             for frame in frames:
@@ -485,8 +521,9 @@ class BusShell:
         for connection in connections:
             self._cancel(connection)
             connection.abort()
-        if (fetching := self._fetcher.cancel()) is not None:
-            self._tasks.add(fetching)
+        for task in (self._fetcher.cancel(), self._renewal.cancel()):
+            if task is not None:
+                self._tasks.add(task)
         for token in self.tokens:
             fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
         for waiter in self._rooms:

@@ -57,6 +57,7 @@ class Refusals:
     def __init__(self) -> None:
         self.count = 0
         self._first: list[PublishRefused] = []
+        self._abandoned: PublishError | None = None
 
     def remember(self, refused: PublishRefused) -> None:
         """Keep a refusal for the next call."""
@@ -64,11 +65,16 @@ class Refusals:
         if len(self._first) < REFUSALS_MAX:
             self._first.append(refused)
 
+    def abandon(self, count: int, error: PublishError) -> None:
+        """Keep for the next call that messages may be lost."""
+        self.count += count
+        self._abandoned = error
+
     def raise_all(self) -> None:
         """Raise the refusals since the last call, if any."""
         if self.count:
-            error = refusal(self._first, self.count)
-            self.count, self._first = 0, []
+            error = self._abandoned or refusal(self._first, self.count)
+            self.count, self._first, self._abandoned = 0, [], None
             raise error
 
 

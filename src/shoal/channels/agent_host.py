@@ -35,6 +35,8 @@ class AgentCounters(msgspec.Struct):
     claims_refused: int = 0
     enrolments: int = 0
     enrolments_refused: int = 0
+    renewals: int = 0
+    """Clients that got their key of a newer generation of the agents' secret."""
     introductions: int = 0
     forged: int = 0
     oversized: int = 0
@@ -66,7 +68,7 @@ class AgentHost(Protocol):
     def ask(self, command: Command, handler: ReplyHandler | None = None) -> None:
         """Sends a command to the agent's own server; `handler` gets the reply."""
 
-    def live_streams(self, channel: bytes) -> Sequence[tuple[int, int, int]]:
+    def live_streams(self, channel: bytes) -> Sequence[tuple[int, int, float]]:
         """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
 
     def streams(self, channel: bytes) -> Mapping[int, int]:

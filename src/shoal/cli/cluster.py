@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, colour_wanted, note, result
+from shoal.cli.users import secret_text
 from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
 
@@ -226,6 +227,8 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     if status.certificates_expire_at is not None:
         left_s = status.certificates_expire_at - time.time()
         lines.append(f"TLS: certificates renewed automatically, the first expires in {_duration(left_s)}")
+    if status.agents_secret is not None:
+        lines.append(f"agents' secret: {secret_text(status.agents_secret.generations, status.agents_secret.since_s)}")
     if status.windows is not None:
         since_s = time.time() - status.windows.since_s
         lines.append(f"load windows: {status.windows.way.value} for {since_s:.0f} s ({status.windows.why})")

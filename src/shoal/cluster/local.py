@@ -38,7 +38,7 @@ from shoal.cluster.ring_watch import RingWatch
 from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
-from shoal.cluster.status import ServerStatus
+from shoal.cluster.status import SecretStatus, ServerStatus
 from shoal.cluster.users import Users
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ClusterError, NotRunningError
@@ -49,6 +49,7 @@ from shoal.logs import get_log
 from shoal.plan.keys import Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
+from shoal.plan.secret_rotation import generations
 from shoal.plan.signature import Signer
 from shoal.runtime import PRODUCTION
 
@@ -209,6 +210,7 @@ class LocalCluster:
             trouble=view.trouble,
             windows=view.windows,
             certificates_expire_at=self._certificates.expires_at() if self._certificates else None,
+            agents_secret=_secret_status(view),
         )
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -400,7 +402,16 @@ class LocalCluster:
             leader = RingWatch(coordinator, self._signer.public, self._timing.keeper_poll_s)
         else:
             holder = f"{self._id}-{os.getpid()}"
-            leader = Leader(coordinator, self._signer, self._limits, self._timing, fleet.ids, holder, PRODUCTION.random)
+            leader = Leader(
+                coordinator,
+                self._signer,
+                self._limits,
+                self._timing,
+                fleet.ids,
+                holder,
+                PRODUCTION.random,
+                wall=PRODUCTION.wall,
+            )
         self._leader = leader
         self._stack.push_async_callback(_cancel, asyncio.create_task(leader.run(), name="leader"))
 
@@ -484,6 +495,12 @@ class LocalCluster:
                 self._write_state()
             except OSError:
                 self._write_later()
+
+
+def _secret_status(view: KeeperView) -> SecretStatus | None:
+    if view.ring is None or not view.ring.agent_keys:
+        return None
+    return SecretStatus(tuple(generations(view.ring)), view.rotation.since_s if view.rotation is not None else 0.0)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

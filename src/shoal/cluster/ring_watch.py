@@ -13,8 +13,9 @@ from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError, PlanError, VersionError
 from shoal.leader.keeper_shell import LEASES, KeeperView
+from shoal.plan import secret_rotation
 from shoal.plan.format import require_format
-from shoal.plan.keys import KEEPER_LEASE, RING_KEY
+from shoal.plan.keys import KEEPER_LEASE, RING_KEY, ROTATION_KEY
 from shoal.plan.signature import Verifier
 
 NO_LEADER: Final = "no balancer is leading"
@@ -45,7 +46,8 @@ class RingWatch:
 
     async def _read(self) -> KeeperView:
         await require_format(self._coordinator)
-        stored = await self._coordinator.get(RING_KEY)
+        kept = await self._coordinator.list(RING_KEY)
+        stored, rotation = kept.get(RING_KEY), kept.get(ROTATION_KEY)
         leases = await self._coordinator.leases(LEASES)
         led = await self._coordinator.lease_of(KEEPER_LEASE) is not None
         return KeeperView(
@@ -55,6 +57,7 @@ class RingWatch:
             ring=self._verifier.ring(stored.value) if stored else None,
             trouble=None if led else NO_LEADER,
             windows=await self._windows() if led else None,
+            rotation=secret_rotation.decode(rotation.value) if rotation else None,
         )
 
     async def _windows(self) -> WindowRoute | None:

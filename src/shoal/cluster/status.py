@@ -21,6 +21,14 @@ class ServerStatus(msgspec.Struct, frozen=True):
     in_ring: bool
 
 
+class SecretStatus(msgspec.Struct, frozen=True):
+    """The generations of the agents' secret that are in force, and since when the newest is, in seconds since 1970; 0
+    if there was no rotation."""
+
+    generations: tuple[int, ...]
+    since_s: float = 0.0
+
+
 class ClusterStatus(msgspec.Struct, frozen=True):
     """Status of the cluster."""
 
@@ -38,3 +46,5 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     """The source of the balancer's load windows; None without a balancer."""
     certificates_expire_at: float | None = None
     """When the first certificate expires, in seconds since 1970; None without TLS."""
+    agents_secret: SecretStatus | None = None
+    """None before the first ring, and in clusters that do not authenticate messages."""

@@ -134,6 +134,10 @@ class Coordinator(ABC):
         """Return the newest value of a key, or None."""
 
     @abstractmethod
+    async def get_all(self, keys: Sequence[str]) -> builtins.list[Versioned | None]:
+        """Return the newest values of several keys in one request, as one snapshot: for each key its value, or None."""
+
+    @abstractmethod
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """Write, and return the new version.
 

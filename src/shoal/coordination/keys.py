@@ -43,6 +43,17 @@ class Keys:
 
         return await self._link.run(f"read {key}", attempt)
 
+    async def get_all(self, keys: list[str]) -> list[Versioned | None]:
+        """Return the newest values at one moment. Raises CoordinatorError if one of the records is not Shoal's."""
+        if not keys:
+            return []
+
+        async def attempt(session: Session) -> list[Versioned | None]:
+            raws = (await session.ask(_read(keys)))[0]
+            return [None if raw is None else _versioned(key, raw) for key, raw in zip(keys, raws, strict=True)]
+
+        return await self._link.run(f"read {keys[0]}", attempt)
+
     async def snapshot(self, prefix: str) -> dict[str, Versioned]:
         """Return all keys with a prefix at one moment: the index is watched while the values are read."""
 

@@ -323,7 +323,7 @@ class Link:
             return CoordinatorError(
                 f"cannot {what}: {who} has no permission ({text})", do="use a user whose role allows this"
             )
-        if code in ("READONLY", "MISCONF") or "maxmemory" in text:
+        if code in ("READONLY", "MISCONF", "NOREPLICAS") or "maxmemory" in text:
             return CoordinatorUnavailableError(
                 f"cannot {what}: the coordinator at {self.address} does not accept writes ({text})",
                 do="check its disk and memory; see its log",

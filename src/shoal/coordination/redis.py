@@ -119,6 +119,10 @@ class RedisCoordinator(Coordinator):
         """See `Coordinator.get`."""
         return await self._keys.get(names.check_path("key", key))
 
+    async def get_all(self, keys: Sequence[str]) -> builtins.list[Versioned | None]:
+        """See `Coordinator.get_all`."""
+        return await self._keys.get_all([names.check_path("key", key) for key in keys])
+
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
         """See `Coordinator.put`."""
         return await self._writer.write(_checked(KeyWrite(key, value, expect)), fence)

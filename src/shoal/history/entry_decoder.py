@@ -216,9 +216,9 @@ def _content(content: Any, at_us: int) -> tuple[Any, ...] | None:
     if isinstance(content, RecordedMessage):
         _check_numbers(content.sequence)
         publisher, epoch = content.stream >> EPOCH_BITS, content.stream & EPOCH_MASK
+        if content.is_end:  # the time of a beacon says how old its number is, not when it was published
+            return (publisher, epoch, content.sequence, at_us, None, None, False, None, None, None, True)
         time_us = min(content.time_us, TIME_US_MAX) or at_us
-        if content.is_end:
-            return (publisher, epoch, content.sequence, time_us, None, None, False, None, None, None, True)
         attributes, payload = content.split()
         text = None if attributes is None else _json.encode(attributes).decode()
         return (publisher, epoch, content.sequence, time_us, payload, text, False, None, None, None, False)

@@ -11,7 +11,7 @@ and on Spark.
     publisher      int64      the client that published; 0 for a plain Redis client, null if unknown
     epoch          int32      which of the publisher's streams on the channel; sequence numbers belong to a stream
     sequence       int64      from 1, without holes; 0 for a message of a plain Redis client
-    published_at   timestamp  by the publisher's clock, UTC; recorded_at if the publisher gave no time
+    published_at   timestamp  by the publisher's clock, UTC; recorded_at if the publisher gave no time, and for an end
     payload        binary     null in a gap
     attributes     string     a JSON object, null if there are none; NaN and infinite values are left out
     is_gap         bool       messages are missing from the record of this server

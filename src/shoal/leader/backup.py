@@ -25,7 +25,7 @@ from shoal.balance.balancer_keys import ANSWERS_PREFIX, ASKS_PREFIX, PROPOSALS_P
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.errors import BackupError, ConflictError, CoordinatorError, PlanError
 from shoal.plan.format import require_format
-from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY, entries_prefix
 from shoal.plan.signature import Verifier
 
 AREAS: Final = ("plan/", "pool/", "moves/", "balance/", "secrets/")
@@ -77,7 +77,9 @@ async def restore_backup(coordinator: Coordinator, backup: Backup) -> int:
     """Put a backup into an empty coordinator, and return the number of keys written.
 
     A leader of the same cluster writes format, public key and ring into an empty coordinator by itself, so these do not
-    count; of two rings the newer one stays. Anything else refuses the restore, before anything is written.
+    count; of two rings the newer one stays. A leader also continues moves as soon as their entries are back, so an
+    entry that is newer than the saved one stays too, and a restore can be repeated. Anything else refuses the restore,
+    before anything is written.
     """
     written = 0
     for _ in range(READS_MAX):
@@ -104,7 +106,7 @@ async def _missing(coordinator: Coordinator, backup: Backup) -> list[KeyWrite]:
         elif key == RING_KEY:
             if _ring_version(backup, value) > _ring_version(backup, kept.value):
                 writes.append(KeyWrite(key, value, kept.version))
-        else:
+        elif not (key.startswith(entries_prefix()) and _is_newer(backup, kept.value, value)):
             raise _not_empty(key)
     if others := sorted(there.keys() - {FORMAT_KEY, PUBLIC_KEY, RING_KEY}):
         raise _not_empty(others[0])
@@ -119,6 +121,15 @@ def _ring_version(backup: Backup, ring: bytes) -> int:
             f"the coordinator has the ring of another cluster ({error})",
             do="restore into an empty coordinator, or into that of the same cluster",
         ) from error
+
+
+def _is_newer(backup: Backup, there: bytes, saved: bytes) -> bool:
+    """Whether the coordinator's entry of a channel was written after the saved one, by the same cluster."""
+    verifier = Verifier(backup.public_key)
+    try:
+        return verifier.entry(there).newness > verifier.entry(saved).newness
+    except PlanError:
+        return False
 
 
 def _not_empty(key: str) -> BackupError:

@@ -55,13 +55,19 @@ class BalancerStore:
         self._others = {
             planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
         }
+        self._mirrors: list[Mirror[Any, Any]] = [
+            self._entries,
+            self._requests,
+            self._marks,
+            self._asks,
+            self._proposals,
+            *(mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)),
+        ]
 
     async def follow(self) -> None:
         """Updates the copies until it is cancelled."""
-        mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._marks, self._asks, self._proposals]
-        mirrors += [mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)]
         async with asyncio.TaskGroup() as group:
-            for mirror in mirrors:
+            for mirror in self._mirrors:
                 group.create_task(mirror.follow())
 
     # -- reading ---------------------------------------------------------------------------------------------
@@ -99,7 +105,11 @@ class BalancerStore:
         return {digest: stored.value for digest, stored in self._proposals.values.items()}
 
     async def load(self) -> tuple[BalancerState, dict[bytes, float]]:
-        """The state of the previous leader's balancer, and when each channel was last placed."""
+        """Brings the copies up to date; returns the state of the previous leader's balancer, and when each channel was
+        last placed. The watch of a standby may be behind: with its copies, a new leader would take a plan under way as
+        ended, and apply a proposal for a plan that has changed."""
+        for mirror in self._mirrors:
+            await mirror.load()
         stored = await self._coordinator.get(balancer_keys.STATE_KEY)
         state = BalancerState()
         try:

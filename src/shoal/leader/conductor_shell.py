@@ -64,11 +64,11 @@ class ConductorShell(Generic[E, H, P, Q]):
         self._requests = Mirror(coordinator, keys.moves_prefix(kind), self._read_request, self._changed)
         self._reports = Mirror(coordinator, keys.reports_prefix(kind), self._read_report, self._changed)
         self._marks = mirror_marks(coordinator, self._changed)
+        self._mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._reports, self._marks]
 
     async def run(self) -> None:
         """Moves units until it is cancelled; logs errors of the coordinator and retries."""
-        mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._reports, self._marks]
-        watches = [asyncio.create_task(mirror.follow(), name="conductor-watch") for mirror in mirrors]
+        watches = [asyncio.create_task(mirror.follow(), name="conductor-watch") for mirror in self._mirrors]
         try:
             while True:
                 await self._wait(await self._turn())
@@ -97,6 +97,8 @@ class ConductorShell(Generic[E, H, P, Q]):
 
     async def _look(self, leading: Leadership) -> float:
         if self._conductor is None or leading.lease.token != self._token:
+            for mirror in self._mirrors:
+                await mirror.load()
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
         view = ConductorView(
             self._hosts(leading.ring),

@@ -1,24 +1,28 @@
 """The keeper's shell: reads the coordinator, passes its state to the core, and writes the core's decisions.
 
 Owns the keeper's lease, its clock and its calls to the coordinator, and what must be there before this process leads:
-the agents' secret, and a plan of this version's format. Decides nothing: `shoal.leader.keeper` does.
+the agents' secret, and a plan of this version's format. Decides nothing: `shoal.leader.keeper` does, and for the
+agents' secret `shoal.leader.secret_rotation`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Final
 
 import msgspec
 
 from shoal.balance.window_source import WindowRoute
-from shoal.coordination.interface import Coordinator, Lease
+from shoal.coordination.interface import Coordinator, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
 from shoal.leader.conductor_shell import Leadership
 from shoal.leader.keeper import Keeper, Snapshot
 from shoal.leader.leader_timeouts import LeaderTiming
+from shoal.leader.secret_rotation import SecretRotation
+from shoal.limits import DEFAULT_LIMITS
 from shoal.logs import get_log
 from shoal.plan.format import FORMAT, stored_format
 from shoal.plan.keys import (
@@ -28,12 +32,14 @@ from shoal.plan.keys import (
     POOL_PREFIX,
     PUBLIC_KEY,
     RING_KEY,
+    ROTATION_KEY,
     agent_secret_generation,
     agent_secret_key,
     pool_server,
     read_mark,
 )
 from shoal.plan.ring import AgentKey, Ring, ServerAddress
+from shoal.plan.secret_rotation import Rotation, decode, encode, generations
 from shoal.plan.signature import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
 from shoal.rules import ALL_RULES, Rules, rule
@@ -62,6 +68,8 @@ class KeeperView(msgspec.Struct, frozen=True):
     trouble: str | None
     windows: WindowRoute | None = None
     """The source of the balancer's load windows; None if it is unknown."""
+    rotation: Rotation | None = None
+    """The last rotation of the agents' secret; None if there was none."""
 
 
 class KeeperShell:
@@ -76,6 +84,9 @@ class KeeperShell:
         holder: str,
         random: Random,
         rules: Rules = ALL_RULES,
+        rotation: SecretRotation | None = None,
+        *,
+        wall: Callable[[], float],
     ) -> None:
         self._coordinator = coordinator
         self._signer = signer
@@ -84,6 +95,10 @@ class KeeperShell:
         self._holder = holder
         self._random = random
         self._rules = rules
+        self._rotation = rotation or SecretRotation(DEFAULT_LIMITS)
+        self._wall = wall
+        self._wanted: Versioned | None = None
+        """The record of `shoal.plan.secret_rotation`."""
         self._clock = asyncio.get_running_loop().time
         self._lease: Lease | None = None
         self._prepared = False
@@ -138,6 +153,7 @@ class KeeperShell:
             self._lose(STANDBY)
             return False
         snapshot = await self._snapshot()
+        await self._rotate_secret()
         put = self._keeper.observe(snapshot, self._clock())
         conflict = False
         if put is not None:
@@ -148,7 +164,9 @@ class KeeperShell:
             else:
                 self._keeper.written(put.ring)
                 _log.info("ring written", version=put.ring.version, servers=",".join(put.ring.ids))
-        self._view = KeeperView(True, True, tuple(sorted(snapshot.leases)), self._keeper.ring, None)
+        self._view = KeeperView(
+            True, True, tuple(sorted(snapshot.leases)), self._keeper.ring, None, None, self._rotated
+        )
         return conflict
 
     async def _lead(self) -> bool:
@@ -177,25 +195,58 @@ class KeeperShell:
     async def _provide_secret(self, lease: Lease) -> tuple[AgentKey, ...]:
         """Reads the secret that all agents share, or draws one before the first ring. A coordinator that has lost its
         data gets the known one again. Returns the public keys."""
-        stored = await self._coordinator.list(AGENT_SECRETS_PREFIX)
-        found = {agent_secret_generation(key): versioned.value for key, versioned in stored.items()}
-        secrets = {generation: value for generation, value in found.items() if generation and len(value) == KEY_BYTES}
+        secrets = await self._stored_secrets()
+        stored = await self._coordinator.get(RING_KEY) if self._format == FORMAT and len(secrets) != 1 else None
+        ring = Verifier(self._signer.public).ring(stored.value) if stored is not None else self._keeper.ring
+        named = generations(ring) if ring is not None else []
         if not secrets:
-            secrets = self._secrets or {await self._next_generation(): self._random.randbytes(KEY_BYTES)}
+            secrets = self._secrets or {1 + max(named, default=0): self._random.randbytes(KEY_BYTES)}
             for generation, value in secrets.items():
                 await self._coordinator.put(agent_secret_key(generation), value, fence=lease)
-        self._secrets = dict(sorted(secrets.items()))
-        agents = [AgentSecret(generation, value) for generation, value in self._secrets.items()]
+        self._secrets = secrets
+        return self._public_keys([known for known in named if known in secrets] or [max(secrets)])
+
+    @property
+    def _rotated(self) -> Rotation | None:
+        return decode(self._wanted.value) if self._wanted is not None else None
+
+    async def _stored_secrets(self) -> dict[int, bytes]:
+        """The agents' secrets by generation."""
+        stored = await self._coordinator.list(AGENT_SECRETS_PREFIX)
+        found = {agent_secret_generation(key): versioned.value for key, versioned in stored.items()}
+        return {generation: value for generation, value in found.items() if generation and len(value) == KEY_BYTES}
+
+    def _public_keys(self, named: Iterable[int]) -> tuple[AgentKey, ...]:
+        agents = [AgentSecret(generation, self._secrets[generation]) for generation in sorted(named)]
         return tuple(AgentKey(agent.generation, agent.signing, agent.exchange) for agent in agents)
 
-    async def _next_generation(self) -> int:
-        """The generation of a new secret: above those of the stored ring, whose secret is lost."""
-        stored = await self._coordinator.get(RING_KEY) if self._format == FORMAT else None
-        ring = Verifier(self._signer.public).ring(stored.value) if stored is not None else None
-        return 1 + max((key.generation for key in ring.agent_keys), default=0) if ring is not None else 1
+    async def _rotate_secret(self) -> None:
+        """The next step of a rotation of the agents' secret, if there is one."""
+        ring = self._keeper.ring
+        named = [known for known in generations(ring) if known in self._secrets] if ring is not None else []
+        if not named or (self._wanted is None and len(self._secrets) == len(named)):
+            return
+        steps = self._rotation.decide(self._rotated, named, self._secrets, self._wall(), self._clock())
+        if steps.draw is not None:
+            value = self._random.randbytes(KEY_BYTES)
+            with contextlib.suppress(ConflictError):  # an earlier attempt was stored after all
+                await self._coordinator.put(agent_secret_key(steps.draw), value, 0, fence=self._fence)
+            self._secrets = await self._stored_secrets()
+            _log.info("new generation of the agents' secret", generation=steps.draw)
+        for generation in steps.delete:
+            await self._coordinator.delete(agent_secret_key(generation), fence=self._fence)
+            del self._secrets[generation]
+            _log.info("old generation of the agents' secret deleted", generation=generation)
+        if steps.record is not None and self._wanted is not None:
+            with contextlib.suppress(ConflictError):
+                data = encode(steps.record)
+                await self._coordinator.put(ROTATION_KEY, data, self._wanted.version, fence=self._fence)
+        if list(steps.named) != named:
+            self._keeper.use_keys(self._public_keys(steps.named))
 
     async def _snapshot(self) -> Snapshot:
-        ring = await self._coordinator.get(RING_KEY)
+        stored = await self._coordinator.list(RING_KEY)
+        ring, self._wanted = stored.get(RING_KEY), stored.get(ROTATION_KEY)
         leases = await self._coordinator.leases(LEASES)
         members = await self._coordinator.members(SERVERS)
         pool = await self._coordinator.list(POOL_PREFIX)

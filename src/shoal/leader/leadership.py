@@ -7,7 +7,7 @@ others are standbys, which take over as soon as the lease is free.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from random import Random
 from typing import Any
 
@@ -17,6 +17,7 @@ from shoal.leader.conductor_shell import ConductorShell, Leadership
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperShell, KeeperView
 from shoal.leader.leader_timeouts import LeaderTiming
+from shoal.leader.secret_rotation import SecretRotation
 from shoal.limits import Limits
 from shoal.load_kinds import REGISTRY
 from shoal.plan.signature import Signer
@@ -26,7 +27,7 @@ from shoal.rules import ALL_RULES, Rules
 class Leader:
     """Keeps the ring and moves units while it leads. `holder` identifies this run of the process as lease holder. The
     first ring waits for the servers `expected`; `random` is the source of secrets; `registry` has the kinds of units
-    that move."""
+    that move; `wall` is the time of day."""
 
     def __init__(
         self,
@@ -39,9 +40,13 @@ class Leader:
         random: Random,
         rules: Rules = ALL_RULES,
         registry: Registry = REGISTRY,
+        *,
+        wall: Callable[[], float],
     ) -> None:
         keeper = Keeper(signer, limits, expected, timing.first_ring_wait_s)
-        self._keeping = KeeperShell(coordinator, signer, keeper, timing, holder, random, rules)
+        self._keeping = KeeperShell(
+            coordinator, signer, keeper, timing, holder, random, rules, SecretRotation(limits, rules), wall=wall
+        )
         self._conductors = [
             ConductorShell(
                 coordinator,

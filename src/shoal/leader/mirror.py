@@ -1,7 +1,7 @@
 """A local copy of the keys of the coordinator with one prefix, updated by a watch.
 
 Owns the copy and the watch. The copy may be behind: its users write with an expected version (`expect`), and read a key
-again after a conflict.
+again after a conflict. A process that begins to lead loads the copy, so that it is not older than its lease.
 
 A reply can arrive after the watch has delivered a newer value. Such a reply never replaces the newer value.
 """
@@ -56,6 +56,15 @@ class Mirror(Generic[K, V]):
             except CoordinatorError as error:
                 _log.warning("watch of the coordinator failed", prefix=self._prefix, why=str(error))
             await asyncio.sleep(_RETRY_S)
+
+    async def load(self) -> None:
+        """Reads all keys now, without waiting for the watch. Changes that the watch delivers meanwhile stay."""
+        before = dict(self._names)
+        found = await self._coordinator.list(self._prefix)
+        for key in sorted(before.keys() | found.keys()):
+            known, now = self._names.get(key), found.get(key)
+            if known == before.get(key) or (known is not None and now is not None):
+                self.take(key, now)
 
     async def refresh(self, key: str) -> None:
         """Reads one key again, after a conflict."""

@@ -73,7 +73,16 @@ async def balance(
     async with await runtime.coordinator(setup.url, limits.server_lease_s / 2) as coordinator:
         holder = holder or f"balancer-{os.getpid()}-{runtime.random.getrandbits(32):08x}"
         leader = Leader(
-            coordinator, signer, limits, setup.timing, setup.expected, holder, runtime.random, rules, registry=registry
+            coordinator,
+            signer,
+            limits,
+            setup.timing,
+            setup.expected,
+            holder,
+            runtime.random,
+            rules,
+            registry=registry,
+            wall=runtime.wall,
         )
         store = BalancerStore(coordinator, signer.public, changed, registry.planners)
         spark = None

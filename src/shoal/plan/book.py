@@ -12,7 +12,7 @@ from typing import Final
 
 from shoal.errors import StaleEntryError
 from shoal.plan.entry import Entry
-from shoal.plan.placement import Placement, at_home
+from shoal.plan.placement import BY_THE_RING, Placement, at_home
 from shoal.plan.ring import Members, Ring, ServerAddress
 from shoal.plan.signature import Verifier
 
@@ -34,6 +34,12 @@ class PlanBook:
         self._signed_ring = b""
         self._entries: dict[bytes, Entry] = {}
         self._signed_entries: dict[bytes, bytes] = {}
+
+    def with_ring(self) -> PlanBook:
+        """Another book with the same ring and no entries."""
+        book = PlanBook(self._verifier)
+        book._ring, book._signed_ring = self._ring, self._signed_ring
+        return book
 
     @property
     def ring(self) -> Ring | None:
@@ -98,6 +104,12 @@ class PlanBook:
         """The channel's entry as signed; None if the ring decides."""
         return self._entries.get(channel)
 
+    def placing_entry(self, channel: bytes) -> Entry | None:
+        """The entry that places the channel; None if the ring decides. It also does after a move that was abandoned
+        while the channel was at home: such an entry names the home by an older ring."""
+        entry = self._entries.get(channel)
+        return None if entry is None or entry.is_home else entry
+
     def revision(self, channel: bytes) -> int:
         """The revision of the channel's known entry; 0 if the ring decides."""
         entry = self._entries.get(channel)
@@ -105,30 +117,34 @@ class PlanBook:
 
     def placement(self, channel: bytes) -> Placement:
         """The placement that publishers of the channel use, by this book."""
-        entry = self._entries.get(channel)
+        entry = self.placing_entry(channel)
         if entry is None:
             return self._at_home(channel)
         for placement in (entry.publishing, *reversed(entry.subscribed)):
-            reduced = self._reduced(placement)
+            reduced = self._reduced(channel, placement)
             if reduced is not None:
                 return reduced
         return self._at_home(channel)
 
     def subscribed(self, channel: bytes) -> tuple[Placement, ...]:
         """The placements at which every subscriber of the channel is subscribed: more than one while it moves."""
-        entry = self._entries.get(channel)
+        entry = self.placing_entry(channel)
         if entry is None:
             return (self._at_home(channel),)
-        subscribed = [reduced for placement in entry.subscribed if (reduced := self._reduced(placement)) is not None]
-        return tuple(subscribed) or (self._at_home(channel),)
+        subscribed = (self._reduced(channel, placement) for placement in entry.subscribed)
+        known = dict.fromkeys(placement for placement in subscribed if placement is not None)
+        return tuple(known) or (self._at_home(channel),)
 
     def _at_home(self, channel: bytes) -> Placement:
         ring = self._require_ring()
         return at_home(ring.version, ring.home(channel))
 
-    def _reduced(self, placement: Placement) -> Placement | None:
-        """The placement, reduced to the servers in the ring; None if there are none."""
+    def _reduced(self, channel: bytes, placement: Placement) -> Placement | None:
+        """The placement, reduced to the servers in the ring; None if there are none. One that was derived from a ring
+        follows the ring, as for clients that do not know the entry."""
         ring = self._require_ring()
+        if placement.version & BY_THE_RING:
+            return self._at_home(channel)
         alive = tuple(server for server in placement.servers if ring.address(server))
         if len(alive) == len(placement.servers):
             return placement
@@ -143,7 +159,7 @@ class PlanBook:
     def used_instead(self, channel: bytes, members: Members) -> tuple[str, ...]:
         """The servers that publishers with a ring of these members may use instead of the channel's placement: none if
         the ring has all of the entry's servers, else those that are left, or the home if none that they use is."""
-        entry = self._entries.get(channel)
+        entry = self.placing_entry(channel)
         if entry is None:
             return (members.home(channel),)
         left = tuple(server for server in entry.servers if server in members.ids)

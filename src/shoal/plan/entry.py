@@ -61,6 +61,11 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
         return self.revision or self.placement.version
 
     @property
+    def is_home(self) -> bool:
+        """Whether the channel is at the home that the ring gives it, and no move is under way."""
+        return self.phase is Phase.END and bool(self.placement.version & BY_THE_RING)
+
+    @property
     def subscribed(self) -> tuple[Placement, ...]:
         """The placements at which every subscriber is subscribed."""
         if self.phase is Phase.PREPARE:

@@ -10,7 +10,7 @@ from typing import Final
 
 from shoal.coordination.interface import Coordinator
 from shoal.errors import VersionError
-from shoal.plan.keys import FORMAT_KEY, RING_KEY
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
 
 FORMAT: Final = 2
 """The format that this version reads and writes."""
@@ -35,7 +35,7 @@ def stored_format(value: bytes | None) -> int:
 
 async def read_format(coordinator: Coordinator) -> int:
     """The format of the plan in the coordinator; 0 if there is no plan yet. VersionError if it is newer than known."""
-    ring, stored = await _ring_and_format(coordinator)
+    ring, stored = await _values(coordinator, RING_KEY, FORMAT_KEY)
     return 0 if stored is None and ring is None else stored_format(stored)
 
 
@@ -55,13 +55,17 @@ async def require_format(coordinator: Coordinator) -> None:
 
 async def read_ring(coordinator: Coordinator) -> bytes | None:
     """The signed ring in the coordinator; None if there is no plan yet. VersionError if this process cannot use it."""
-    ring, stored = await _ring_and_format(coordinator)
-    if stored is not None or ring is not None:
-        check_format(stored)
+    ring, _ = await read_ring_and_key(coordinator)
     return ring
 
 
-async def _ring_and_format(coordinator: Coordinator) -> tuple[bytes | None, bytes | None]:
-    ring = await coordinator.get(RING_KEY)  # first: a leader writes the format before its first ring
-    stored = await coordinator.get(FORMAT_KEY)
-    return ring.value if ring else None, stored.value if stored else None
+async def read_ring_and_key(coordinator: Coordinator) -> tuple[bytes | None, bytes | None]:
+    """The signed ring in the coordinator and the public key of the plan, as `read_ring`."""
+    ring, stored, key = await _values(coordinator, RING_KEY, FORMAT_KEY, PUBLIC_KEY)
+    if stored is not None or ring is not None:
+        check_format(stored)
+    return ring, key
+
+
+async def _values(coordinator: Coordinator, *keys: str) -> list[bytes | None]:
+    return [stored.value if stored else None for stored in await coordinator.get_all(keys)]

@@ -5,6 +5,7 @@ Owns their names, and the encoding of a unit's name in a key. It never touches t
     plan/format                   the format of everything below, as plain text: see `shoal.plan.format`
     plan/key                      the public key that verifies rings and entries
     plan/ring                     the signed ring
+    plan/ring-rotation            the wanted generations of the agents' secret: see `shoal.plan.secret_rotation`
     plan/entries/<kind>/<unit>    the signed entry of one unit
     plan/recorded/<pattern>       a mark: channels that match the pattern are recorded
     moves/<kind>/<unit>           a requested move, until it has ended
@@ -30,6 +31,8 @@ PLAN_PREFIX: Final = "plan/"
 FORMAT_KEY: Final = "plan/format"
 PUBLIC_KEY: Final = "plan/key"
 RING_KEY: Final = "plan/ring"
+ROTATION_KEY: Final = "plan/ring-rotation"
+"""Begins as `RING_KEY` does, so that one listing has both."""
 KEEPER_LEASE: Final = "plan/keeper"
 """The lease of the one process that may write the plan."""
 ENTRIES_PREFIX: Final = "plan/entries/"

@@ -2,7 +2,7 @@
 
 Owns the messages of the internal channels. `shoal.channels` decides when to send them.
 
-    client -> agent   (AGENT_CHANNEL)       Enrol, Greet, Hello, Bye, Present, Subscribed, Left, Introduce
+    client -> agent   (AGENT_CHANNEL)       Enrol, Renew, Greet, Hello, Bye, Present, Subscribed, Left, Introduce
     agent  -> client  (its inbox)           Enrolled, Welcome, Answer, Notice, Introduced, Refused
     agent  -> all     (HEARTBEAT_CHANNEL)   Heartbeat, Resync
     client -> client  (its peer channel)    Heal, Resend, Healed
@@ -71,11 +71,15 @@ Text = Annotated[str, Meta(max_length=1024)]
 StreamList: TypeAlias = list[tuple[Name, U64, U64]]
 """Streams by channel and id, with their last sequence numbers."""
 HeardList: TypeAlias = list[tuple[Name, U64, U64, U32]]
-"""The same, with the seconds for which each stream has been quiet at least."""
+"""The same, with the whole seconds for which each stream has been quiet at least."""
+Heard: TypeAlias = tuple[bytes, int, int, float]
+"""A stream of an Answer: channel, id, last sequence number, and the seconds for which it has been quiet at least."""
+QUIET_STEPS_PER_S: Final = 256
+QUIET_STEPS_MAX: Final = (1 << 32) * QUIET_STEPS_PER_S - 1
 StreamPage = Annotated[StreamList, Meta(max_length=PAGE_ITEMS_MAX)]
 
 T = TypeVar("T")
-Stream = TypeVar("Stream", tuple[bytes, int, int], tuple[bytes, int, int, int])
+Stream = TypeVar("Stream", tuple[bytes, int, int], Heard)
 
 
 class _Body(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -165,7 +169,8 @@ class Answer(_Body, frozen=True):
     """An agent's answer to a Hello: the signed placement, if there is one, and the baseline.
 
     `incarnation` identifies the period in which the agent has heard everything on the server without a break. `streams`
-    lists the streams heard in it, `absent` those of earlier incarnations that have not been heard in this one.
+    lists the streams heard in it, `absent` those of earlier incarnations that have not been heard in this one. A stream
+    in both was heard, but its publisher has not told how far it had come: the agent does not vouch for it.
     `remembers` is false if the agent cannot know all of those, because it was not there in the incarnation that the
     client named. `complete` is false if the agent's tables had no room for some stream. `entry` is empty if the ring
     decides, `ring` if the client's is as new. `since` is the version of the ring when the agent's process started:
@@ -187,6 +192,25 @@ class Answer(_Body, frozen=True):
     parts: U16
     streams: HeardList
     absent: HeardList
+    streams_finer: bytes = b""
+    absent_finer: bytes = b""
+    """One byte for each stream of the list: 1/256 s to be added to its whole seconds."""
+
+    def heard(self) -> list[Heard]:
+        """The streams heard in this incarnation."""
+        return _heard(self.streams, self.streams_finer)
+
+    def heard_before(self) -> list[Heard]:
+        """The absent streams."""
+        return _heard(self.absent, self.absent_finer)
+
+
+def _heard(listed: HeardList, finer: bytes) -> list[Heard]:
+    steps = finer.ljust(len(listed), b"\0")
+    return [
+        (channel, stream, last, quiet_s + step / QUIET_STEPS_PER_S)
+        for (channel, stream, last, quiet_s), step in zip(listed, steps, strict=False)
+    ]
 
 
 class Heartbeat(_Body, frozen=True):
@@ -286,8 +310,18 @@ class Enrol(_Body, frozen=True):
     exchange_key: bytes
 
 
+class Renew(_Body, frozen=True):
+    """An Enrol of a client that keeps its id: it has a key of an older generation of the agents' secret, and proves
+    that with `ClientKey.renewal`."""
+
+    exchange_key: bytes
+    id: U64
+    generation: U8
+    proof: bytes
+
+
 class Enrolled(_Body, frozen=True):
-    """An agent's answer to an Enrol: the id, and the client's key, sealed with the key of the exchange."""
+    """An agent's answer to an Enrol or a Renew: the id, and the client's key, sealed with the key of the exchange."""
 
     id: U64
     sealed: bytes
@@ -326,7 +360,7 @@ REFUSED_IDENTITY: Final = "identity"
 REFUSED_BUSY: Final = "busy"
 """The client, or all clients together, ask for more than the agent does; `retry_ms` is the time to wait."""
 
-ToAgent: TypeAlias = Enrol | Greet | Hello | Bye | Present | Subscribed | Left | Introduce
+ToAgent: TypeAlias = Enrol | Renew | Greet | Hello | Bye | Present | Subscribed | Left | Introduce
 FromAgent: TypeAlias = Enrolled | Welcome | Answer | Notice | Introduced | Refused
 ToAll: TypeAlias = Heartbeat | Resync
 ToPeer: TypeAlias = Heal | Resend | Healed
@@ -352,6 +386,7 @@ _KINDS: Final[dict[int, type[Control]]] = {
     17: Enrolled,
     18: Introduced,
     19: Refused,
+    20: Renew,
 }
 _TO_AGENT: Final = frozenset(ToAgent.__args__)
 _kind_of: Final = {body: kind for kind, body in _KINDS.items()}
@@ -582,19 +617,32 @@ def presents(
     ]
 
 
-def in_parts(answer: Answer) -> list[Answer]:
-    """An Answer in as many parts as it needs."""
-    pages = list(zip_longest(_stream_pages(answer.streams), _stream_pages(answer.absent)))
-    if len(pages) < 2:
-        return [answer]
-    rest = msgspec.structs.replace(answer, entry=b"", ring=b"", parts=len(pages))
-    return [
-        msgspec.structs.replace(
-            rest,
-            part=part,
-            streams=streams or [],
-            absent=absent or [],
-            **({"entry": answer.entry, "ring": answer.ring} if part == 0 else {}),
+def in_parts(answer: Answer, streams: Sequence[Heard], absent: Sequence[Heard]) -> list[Answer]:
+    """An Answer with these streams, in as many parts as it needs."""
+    pages = list(zip_longest(_stream_pages(streams), _stream_pages(absent))) or [(None, None)]
+    rest = msgspec.structs.replace(answer, parts=len(pages))
+    parts = []
+    for part, (here, away) in enumerate(pages):
+        (listed, finer), (listed_away, finer_away) = _listed(here or ()), _listed(away or ())
+        parts.append(
+            msgspec.structs.replace(
+                rest,
+                part=part,
+                streams=listed,
+                absent=listed_away,
+                streams_finer=finer,
+                absent_finer=finer_away,
+            )
         )
-        for part, (streams, absent) in enumerate(pages)
+        rest = msgspec.structs.replace(rest, entry=b"", ring=b"")
+    return parts
+
+
+def _listed(heard: Sequence[Heard]) -> tuple[HeardList, bytes]:
+    """Streams as an Answer lists them, and the rest of their quiet times."""
+    steps = [min(int(quiet_s * QUIET_STEPS_PER_S), QUIET_STEPS_MAX) for _, _, _, quiet_s in heard]
+    listed = [
+        (channel, stream, last, step // QUIET_STEPS_PER_S)
+        for (channel, stream, last, _), step in zip(heard, steps, strict=True)
     ]
+    return listed, bytes(step % QUIET_STEPS_PER_S for step in steps)

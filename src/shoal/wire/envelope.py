@@ -66,8 +66,8 @@ def is_plain(word: int) -> bool:
 
 PREFIX: Final = struct.Struct("<HBxIQ")
 SUFFIX: Final = struct.Struct("<QQ8x")
-NUMBERS: Final = struct.Struct("<QQ")
-"""Sequence and time, without the tag that ends a header."""
+UNTAGGED: Final = struct.Struct("<16sQQ")
+"""A prefix, sequence and time: the header without the tag that ends it."""
 _U16: Final = struct.Struct("<H")
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -132,11 +132,11 @@ def prefix(flags: int, version: int, stream: int) -> bytes:
     return PREFIX.pack(MAGIC, flags, version, stream)
 
 
-def beacon(version: int, stream: int, last: int, settled: int, quiet_s: int = 0, final: bool = False) -> bytes:
+def beacon(version: int, stream: int, last: int, settled: int, quiet_s: float = 0.0, final: bool = False) -> bytes:
     """A beacon: the last sequence number of a stream. Sent after a burst, before the first message to a server, and at
     the end. In place of the time it says for how long, at least, the stream has been quiet."""
     flags = BEACON | FINAL if final else BEACON
-    return HEADER.pack(MAGIC, flags, version, stream, last, quiet_s * US_PER_S) + _U64.pack(settled)
+    return HEADER.pack(MAGIC, flags, version, stream, last, int(quiet_s * US_PER_S)) + _U64.pack(settled)
 
 
 def under(version: int, blob: bytes) -> bytes:

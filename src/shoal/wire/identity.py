@@ -76,6 +76,10 @@ class ClientKey:
         """The key that this client, as a publisher, shares with a client that asks it for messages."""
         return _peer_key(self.key, asker)
 
+    def renewal(self, exchange_key: bytes) -> bytes:
+        """Proves to agents that this client asks for its key of a newer generation; the exchange is used once."""
+        return derive(self.key, b"renew", exchange_key, CONTROL_TAG_BYTES)
+
     def sealed(self, secret: bytes, nonce: int, peer: int, generation: int) -> bytes:
         """A key as an agent sends it to this client, and the same again to open it. A nonce seals one key only."""
         pad = derive(self.key, b"seal", _u64(nonce) + _u64(peer) + bytes((generation,)))

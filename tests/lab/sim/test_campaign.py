@@ -33,7 +33,7 @@ def listed(protocol: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_each_protocol_lists_its_own_breaks(capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(listed("channels", capsys)) == 21
+    assert len(listed("channels", capsys)) == 26
     assert not MOVES_RULES & {*listed("channels", capsys)}
     assert {*listed("moves", capsys)} >= MOVES_RULES
 

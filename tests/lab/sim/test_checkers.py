@@ -413,3 +413,102 @@ def test_deliveries_are_checked_by_what_a_receiver_wants() -> None:
         check.take(number, 9.0, payload_of(number, 10))
     assert [violation.split(":")[0] for violation in verdict.violations] == ["duplicated", "reordered", "invented"]
     assert [(message.number, followed) for message, followed in check.missing()] == [(4, True)]
+
+
+# Streams that end because their publisher is silent
+
+IDLE_S = 8.0
+
+
+class TwoStreams(Story):
+    """Alice publishes 1 and 2 at times 1.0 and 2.0, is silent, and publishes 1 to 3 of a second stream from 20.0 on.
+    Bob loses his connection at 0.6."""
+
+    def __init__(self) -> None:
+        super().__init__(count=0)
+        for epoch, sequence, at in ((1, 1, 1.0), (1, 2, 2.0), (2, 1, 20.0), (2, 2, 21.0), (2, 3, 22.0)):
+            number = self.history.publish(CHANNEL, ALICE, 99, at)
+            self.history.sent_as(number, epoch, sequence)
+            self.history.confirmed(number, at + 0.1)
+        self.history.link_ended("s1", BOB, 0.6)
+
+    def absent(self, at: float) -> TwoStreams:
+        """Bob is told that he was away for long."""
+        gap = Gap(CHANNEL, None, 0, None, "this client was away for longer than agents remember publishers")
+        self.bob.handed.append(Handed(at, gap))
+        return self
+
+    def judge_idle(self) -> Verdict:
+        return judge(self.history, Expectations(healable=False, calm=False, idle_s=IDLE_S))
+
+
+def test_a_second_stream_counts_from_1() -> None:
+    story = TwoStreams()
+    story.hand(1, 2, 3, 4, 5)
+    assert story.judge_idle().violations == []
+
+
+def test_the_first_sending_decides_the_stream_of_a_message() -> None:
+    story = TwoStreams()
+    story.history.sent_as(1, 2, 7)
+    assert (story.history.messages[1].epoch, story.history.messages[1].sequence) == (1, 1)
+
+
+def test_a_gap_of_one_stream_does_not_cover_the_other() -> None:
+    story = TwoStreams()
+    story.report(1, 2, at=10.0)
+    story.hand(5)
+    verdict = story.judge_idle()
+    assert kinds(verdict) == {"lost"}
+    assert verdict.lost == 2, "the first two of the second stream"
+    story = TwoStreams()
+    story.report(1, 2, at=10.0)
+    story.report(1, 2, at=24.0)
+    story.hand(5, at=24.0)
+    assert story.judge_idle().violations == []
+
+
+def test_a_long_absence_covers_streams_that_agents_have_forgotten() -> None:
+    story = TwoStreams()
+    story.absent(15.0)
+    story.hand(3, 4, 5)
+    verdict = story.judge_idle()
+    assert verdict.violations == []
+    assert verdict.seen["gap after a long absence"] == 1
+
+
+def test_a_long_absence_does_not_cover_what_agents_still_remember() -> None:
+    story = TwoStreams()
+    story.hand(1, 2)
+    story.absent(23.0)
+    assert kinds(story.judge_idle()) == {"lost"}
+
+
+def test_a_long_absence_of_a_subscriber_that_was_there_is_false() -> None:
+    story = TwoStreams()
+    story.history.links_ended.clear()
+    story.absent(15.0).hand(1, 2, 3, 4, 5)
+    assert "false gap" in kinds(story.judge_idle())
+    story = TwoStreams()
+    story.absent(4.0).hand(1, 2, 3, 4, 5)
+    assert "false gap" in kinds(story.judge_idle())
+
+
+def test_a_message_of_an_ended_stream_comes_late_only_behind_a_gap() -> None:
+    story = TwoStreams()
+    story.hand(3, 4, 5)
+    story.hand(1, 2, at=25.0)
+    assert kinds(story.judge_idle()) == {"reordered"}
+    story = TwoStreams()
+    story.hand(3, 4, 5)
+    story.report(1, 1, at=25.0)
+    story.hand(2, at=25.0)
+    assert story.judge_idle().violations == []
+
+
+def test_a_message_that_was_never_sent_is_not_before_the_next_stream() -> None:
+    story = TwoStreams()
+    story.history.publish(CHANNEL, ALICE, 6, 22.5)
+    story.alice.crashed, story.alice.ended_at = True, 23.0
+    story.hand(1, 2, 3, 4, 5)
+    assert story.judge_idle().violations == []

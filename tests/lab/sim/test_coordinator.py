@@ -584,3 +584,32 @@ def test_the_digest_covers_the_traffic_of_the_coordinator(change: str) -> None:
         return desk.world.digest
 
     assert digest(b"1") == digest(b"1") != digest(b"2")
+
+
+def test_a_full_disk_refuses_writes_and_answers_reads(desk: Desk) -> None:
+    """As the coordinator on Redis does, see `test_a_server_that_takes_no_writes`."""
+    client = desk.client()
+
+    async def story() -> None:
+        lease = await client.acquire("servers/s1", "agent", 30.0)
+        assert lease is not None
+        member = await client.join("servers", "s1", b"", 30.0)
+        desk.coordinator.fill_disk(desk.world.now + 5.0)
+        for write in (
+            client.put("plan/a", b"1"),
+            client.write_all([KeyWrite("plan/a", b"1"), KeyWrite("plan/b", b"2")]),
+            client.renew(lease),
+            client.acquire("servers/s2", "agent", 3.0),
+            client.join("servers", "s2", b"", 3.0),
+            member.renew(),
+        ):
+            with pytest.raises(CoordinatorUnavailableError, match="does not accept writes"):
+                await write
+        assert await client.get("plan/a") is None
+        assert list(await client.leases("servers/")) == ["servers/s1"]
+        assert list(await client.members("servers")) == ["s1"]
+        await asyncio.sleep(6.0)
+        assert await client.renew(lease)
+        assert await client.put("plan/a", b"1")
+
+    desk.run(story())

@@ -20,7 +20,7 @@ from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
 from shoal.lab.sim.models.redis import BufferLimit, Client, ModelRedis, RedisOptions
-from shoal.lab.sim.models.redis_base import STATIC_BUFFER_BYTES
+from shoal.lab.sim.models.redis_base import STATIC_BUFFER_BYTES, NoBacklog
 from shoal.wire.commands import Command
 
 HARD_BYTES = 256 * 1024
@@ -472,12 +472,12 @@ def test_own_messages_come_after_the_reply_where_the_server_is_newer() -> None:
 
 
 def test_a_client_that_stays_above_the_soft_limit_is_disconnected() -> None:
-    backlog = 0
+    backlog = NoBacklog()
     limit = BufferLimit(hard_bytes=0, soft_bytes=1000, soft_s=10.0)
     model = ModelRedis(RedisOptions(pubsub_limit=limit), "")
-    client = model.open(lambda: backlog)
+    client = model.open(backlog)
     model.execute(client, (b"SUBSCRIBE", b"a"), 0.0)
-    backlog = STATIC_BUFFER_BYTES + 2000
+    backlog.unsent_bytes = STATIC_BUFFER_BYTES + 2000
     for now, expected in ((5.0, ""), (15.0, ""), (15.1, "output buffer limit")):
         model.now = now
         model.check_soft_limit(client)

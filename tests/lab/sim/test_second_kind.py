@@ -115,7 +115,16 @@ class LampRun(Scenario):
         holder = f"{process.node.name}/{process.node.incarnation}"
         async with await runtime.coordinator(COORDINATOR_URL, LIMITS.server_lease_s / 2) as coordinator:
             leader = Leader(
-                coordinator, self.signer, LIMITS, LeaderTiming(), [SERVER], holder, runtime.random, self.rules, REGISTRY
+                coordinator,
+                self.signer,
+                LIMITS,
+                LeaderTiming(),
+                [SERVER],
+                holder,
+                runtime.random,
+                self.rules,
+                REGISTRY,
+                wall=runtime.wall,
             )
             balancing = BalancerShell(
                 BalancerStore(coordinator, self.signer.public, changed, REGISTRY.planners),

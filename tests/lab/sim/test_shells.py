@@ -89,7 +89,11 @@ class Cluster:
     async def _lead(self, process: Process) -> None:
         async with await process.runtime.coordinator(COORDINATOR_URL, LEASE_S / 2) as coordinator:
             signer = Signer(bytes(32))
-            await Leader(coordinator, signer, LIMITS, DEFAULT_TIMING, [SERVER], "leader", process.runtime.random).run()
+            runtime = process.runtime
+            leader = Leader(
+                coordinator, signer, LIMITS, DEFAULT_TIMING, [SERVER], "leader", runtime.random, wall=runtime.wall
+            )
+            await leader.run()
 
     def start_agent(self, node: Node, site: str = "") -> Connections:
         """Starts the shipped agent on a node; returns the observer of its connections."""
@@ -193,8 +197,8 @@ def start_keeper(cluster: Cluster, rules: Rules) -> Node:
         signer = Signer(bytes(32))
         keeper = Keeper(signer, LIMITS, [SERVER], DEFAULT_TIMING.first_ring_wait_s)
         async with StoppingClient(cluster.coordinator, process.loop, LEASE_S / 2) as coordinator:
-            random = process.runtime.random
-            await KeeperShell(coordinator, signer, keeper, DEFAULT_TIMING, "keeper", random, rules).run()
+            random, wall = process.runtime.random, process.runtime.wall
+            await KeeperShell(coordinator, signer, keeper, DEFAULT_TIMING, "keeper", random, rules, wall=wall).run()
 
     process.begin(keep())
     return process.node

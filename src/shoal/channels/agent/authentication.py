@@ -67,11 +67,22 @@ class Authentication:
         self.active = ring.scheme != control.NO_SCHEME
 
     @property
+    def _named(self) -> list[int]:
+        """The generations that the ring names."""
+        return [key.generation for key in self._ring.agent_keys] if self._ring is not None else []
+
+    @property
     def secret(self) -> AgentSecret | None:
-        """The secret of the newest generation that the ring names and this agent has."""
-        keys = self._ring.agent_keys if self._ring is not None else ()
-        known = [key.generation for key in keys if key.generation in self.secrets]
-        return self.secrets[max(known)] if known else None
+        """The secret of the oldest generation that the ring names and this agent has: clients and agents that do not
+        know this ring yet know that one too."""
+        known = [generation for generation in self._named if generation in self.secrets]
+        return self.secrets[min(known)] if known else None
+
+    def accepted(self, generation: int) -> AgentSecret | None:
+        """The secret of a generation if its clients are served: the ring names it, or a newer ring does."""
+        named = self._named
+        in_force = not named or generation in named or generation > max(named)
+        return self.secrets.get(generation) if in_force else None
 
     @property
     def ready(self) -> bool:
@@ -87,11 +98,13 @@ class Authentication:
         if CLIENT_TAGS in self._rules:
             if head.scheme != control.CLIENT_SCHEME:
                 return Verdict.OTHER_SCHEME
-            if head.generation not in self.secrets:
+            secret = self.accepted(head.generation)
+            if secret is None:
                 return Verdict.OTHER_GENERATION
-            client = self._clients.get(head.client)
+            known = client = self._clients.get(head.client)
             if client is None or client.key.generation != head.generation:
-                client = _Client(self.secrets[head.generation].client(head.client), self._server)
+                client = _Client(secret.client(head.client), self._server)
+                client.number = known.number if known is not None else 0
             if not control.is_tagged(data, client.to_agent):
                 return Verdict.FORGED
         else:
@@ -153,6 +166,7 @@ class Authentication:
                 own.sealed(secret.client(introduce.peer).peer(client), introduce.nonce, introduce.peer, generation),
             )
             for generation, secret in self.secrets.items()
+            if self.accepted(generation) is not None
         ]
         return control.Introduced(introduce.peer, keys)
 

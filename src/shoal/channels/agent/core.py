@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter, deque
+from hmac import compare_digest
 from random import Random
 from typing import Any, Final
 
@@ -137,8 +138,8 @@ class AgentCore:
         self.second = 0
         self.timers = Timers()
         self._inflight: deque[ReplyHandler | None] = deque()
-        self._memory = StreamMemory(scanner, limits.publisher_idle_s)
-        self._resync = Resync()
+        self._memory = StreamMemory(scanner, limits.publisher_idle_s, rules)
+        self._resync = Resync(rules)
         self._resyncs_unfinished = 0
         self._deferred = DeferredHellos()
         self._untold = UntoldMessages()
@@ -191,7 +192,7 @@ class AgentCore:
     def tell_time(self, second: int, now: float) -> None:
         """A second by the wall clock begins."""
         self.second = second
-        self._memory.tell_time(second, now)
+        self._now = now
         for client, number, retry_ms in self._meter.take_refusals():
             text = "this client sends more control messages than control_at_once_max and control_per_s_max allow"
             refused = control.Refused(control.REFUSED_BUSY, control.VERSION, control.VERSION, retry_ms, text)
@@ -204,7 +205,7 @@ class AgentCore:
         self._inflight.clear()
         self._queue.clear()
         self.scanner.reset()
-        self._begin_incarnation(run_id)
+        self._begin_incarnation(run_id, now)
         self._step("server reached")
         self.outbox.append((b"PSUBSCRIBE", b"*"))
         self._resyncs_unfinished = 0
@@ -213,10 +214,10 @@ class AgentCore:
         self._heartbeat_due = now
         self.timers.set("heartbeat", now)
 
-    def _begin_incarnation(self, run_id: str) -> None:
+    def _begin_incarnation(self, run_id: str, now: float) -> None:
         """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
         of the one before are kept apart until they are heard in this one."""
-        self._memory.begin_incarnation(self.incarnation)
+        self._memory.begin_incarnation(self.incarnation, now)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
         self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
@@ -236,9 +237,10 @@ class AgentCore:
     def _step(self, event: str) -> None:
         self.state = states.step(states.AGENT, self.state, event)
 
-    def received(self, data: bytes, now: float, behind: bool = False) -> bool:
-        """Bytes of the observing connection; see `work`."""
-        self.scanner.feed(data, self.second)
+    def received(self, data: bytes, now: float, behind: bool = False, heard_at: float | None = None) -> bool:
+        """Bytes of the observing connection; see `work`. They had been read by `heard_at`, if `now` may be earlier: a
+        loop reads its clock once a turn."""
+        self.scanner.feed(data, now if heard_at is None else heard_at)
         return self.work(now, behind)
 
     def work(self, now: float, behind: bool = False) -> bool:
@@ -358,7 +360,7 @@ class AgentCore:
         head = control.read_head(data) if len(data) <= control.TO_AGENT_BYTES_MAX else None
         if head is None or head.version != control.VERSION:
             self._unreadable(data, head, now)
-        elif control.is_kind(head, control.Enrol):
+        elif control.is_kind(head, control.Enrol, control.Renew):
             self._told_to_enrol(head, data, now)
         elif (verdict := self.authentication.judge(head, data)) is not Verdict.TAKEN:
             self._meter.rejected()
@@ -402,14 +404,14 @@ class AgentCore:
         self._meter.refuse(head.client, head.number)
 
     def _obey(self, head: control.Head, data: bytes, now: float) -> None:
-        """Handles an authentic message of a client, or an Enrol."""
+        """Handles an authentic message of a client, an Enrol or a Renew."""
         self._worked += 1
         try:
             client, number, message = control.decode(data, head)
         except ProtocolError:
             self.counters.garbage += 1
             return
-        if isinstance(message, control.Enrol):
+        if isinstance(message, control.Enrol | control.Renew):
             self._enrol(head, data, message, now)
             return
         if self.book.ring is None and not isinstance(message, control.Greet | control.Hello):
@@ -499,11 +501,11 @@ class AgentCore:
 
     # Clients' keys
 
-    def _enrol(self, head: control.Head, data: bytes, enrol: control.Enrol, now: float) -> None:
+    def _enrol(self, head: control.Head, data: bytes, enrol: control.Enrol | control.Renew, now: float) -> None:
         """A new client: draws its id and sends it its key. It listens on the inbox that follows from its public key, so
-        that its answer reaches no other client."""
+        that its answer reaches no other client. One that renews its key keeps its id."""
         self._worked += ENROL_UNITS
-        secret = self.secrets.get(head.generation)
+        secret = self.authentication.accepted(head.generation)
         if secret is None:
             self._refuse(head, control.REFUSED_IDENTITY, "the agents' key in this client's ring has expired", now)
             return
@@ -515,10 +517,21 @@ class AgentCore:
         if enrolment_inbox(enrol.exchange_key) != head.client or not control.is_tagged(data, key):
             self.counters.unauthentic += 1
             return
-        self.counters.enrolments += 1
-        new = secret.new_client(self.instance, self._next_enrolled())
-        while new.client in self.register.clients or self.authentication.knows(new.client):
+        if isinstance(enrol, control.Renew):
+            old = self.authentication.accepted(enrol.generation)
+            if old is None:
+                self._refuse(head, control.REFUSED_IDENTITY, "the key of this client has expired", now)
+                return
+            if not compare_digest(old.client(enrol.id).renewal(enrol.exchange_key), enrol.proof):
+                self.counters.unauthentic += 1
+                return
+            self.counters.renewals += 1
+            new = secret.client(enrol.id)
+        else:
+            self.counters.enrolments += 1
             new = secret.new_client(self.instance, self._next_enrolled())
+            while new.client in self.register.clients or self.authentication.knows(new.client):
+                new = secret.new_client(self.instance, self._next_enrolled())
         enrolled = control.Enrolled(new.client, enrolment_seal(key, new.client, new.key))
         seal = control.KeySeal(control.ENROL_SCHEME, head.generation, key)
         self.ask((b"PUBLISH", inbox_channel(head.client), control.encode(enrolled, head.client, head.number, seal)))
@@ -755,8 +768,8 @@ class AgentCore:
             self._meter.refuse(client, number)
             return
         self.counters.hellos += 1
-        streams: control.HeardList = []
-        absent: control.HeardList = []
+        streams: list[control.Heard] = []
+        absent: list[control.Heard] = []
         complete = True
         if hello.publisher:
             self.scanner.set_stream(hello.name, hello.stream, hello.last)
@@ -768,8 +781,9 @@ class AgentCore:
             if not hello.pattern:
                 self.dispatcher.registered(hello.name, self._now)
             current = self._memory.current(hello.name, hello.pattern, hello.fresh)
-            before = self._memory.absent(hello.name, hello.pattern, current.streams)
-            streams, absent = self._memory.listed(current.streams), self._memory.listed(before.streams)
+            before = self._memory.absent(hello.name, hello.pattern, current, self._now)
+            streams = self._memory.listed(current.streams, self._now)
+            absent = self._memory.listed(before.streams, self._now)
             complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
             steps = current.steps + before.steps
             self._charge(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
@@ -789,19 +803,24 @@ class AgentCore:
             self._since,
             0,
             1,
-            streams,
-            absent,
+            [],
+            [],
         )
-        for part in control.in_parts(answer):
+        for part in control.in_parts(answer, streams, absent):
             self.tell_client(client, part, hello.nonce)
 
     def streams(self, channel: bytes) -> dict[int, int]:
         """The streams of a channel, each with its last sequence number (see `ENDED`)."""
         return self._memory.of(channel)
 
-    def live_streams(self, channel: bytes) -> list[tuple[int, int, int]]:
+    def forget_idle(self) -> int:
+        """Drops the streams that have been idle so long that they have ended; returns their number."""
+        streams, _ = self.scanner.forget_idle(self._now - self.limits.publisher_idle_s)
+        return streams
+
+    def live_streams(self, channel: bytes) -> list[tuple[int, int, float]]:
         """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
-        return self._memory.live(channel)
+        return self._memory.live(channel, self._now)
 
     # The plan
 

@@ -203,5 +203,4 @@ class Monitor:
         if 0 <= second - self._forgot_at < FORGET_INTERVAL_S:
             return
         self._forgot_at = second
-        streams, _ = self._core.scanner.forget_idle(second - int(self._core.limits.publisher_idle_s))
-        self.counters.streams_forgotten += streams
+        self.counters.streams_forgotten += self._core.forget_idle()

@@ -432,7 +432,7 @@ class Agent:
             self._random,
             book=self._runtime.address_book,
         )
-        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime.wall, key)
+        session = ServerSession(core, monitor, self._limits, self._flushed, self._runtime, key)
         for generation, secret in self._secrets.items():
             core.secret(generation, secret)
         for name, value in self._plan.items():

@@ -7,6 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.rules import ALL_RULES, Rules, rule
+
+WHOLE_RESYNC: Final = rule("whole_resync", "A resync is complete when every client of the server has answered.")
+
 CLIENTS_MAX: Final = 100_000
 """Clients that are counted. If a server has more, its resyncs are never complete."""
 
@@ -18,8 +22,9 @@ class Resync:
     connected between the request and the count has not heard the request, but has sent a Greet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rules: Rules = ALL_RULES) -> None:
         self.number = 0
+        self._early = 0 if WHOLE_RESYNC in rules else 1
         self._awaited: int | None = None
         self._known: set[int] = set()
         self._greeted: set[int] = set()
@@ -53,4 +58,4 @@ class Resync:
     @property
     def complete(self) -> bool:
         """Whether all clients have answered."""
-        return self._awaited is not None and len(self._known) >= self._awaited and not self.overflowed
+        return self._awaited is not None and len(self._known) >= self._awaited - self._early and not self.overflowed

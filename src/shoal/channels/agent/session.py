@@ -1,7 +1,8 @@
 """The session of an agent with its server: runs the agent core on an open connection.
 
-Owns the connection while it lasts, the one timer and the two clocks: `now` is the event loop's time, the number of a
-second is the wall clock's. The core and the monitor decide what is sent.
+Owns the connection while it lasts, the one timer and the clocks: `now` is the event loop's time, the number of a second
+is the wall clock's. The loop reads its clock once a turn, so bytes that arrive get a time of their own. The core and
+the monitor decide what is sent.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from shoal.channels.states import AgentState
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.plan_copy import PLAN_COPY_KEY, encode_copy
-from shoal.runtime import TIMER_GRAIN_S
+from shoal.runtime import TIMER_GRAIN_S, Runtime
 from shoal.wire.connection import READ_BATCH_BYTES
 
 SILENT_LEASES_MAX: Final = 3
@@ -42,14 +43,15 @@ class ServerSession:
         monitor: Monitor,
         limits: Limits,
         flushed: Callable[[], None],
-        wall: Callable[[], float],
+        runtime: Runtime,
         key: bytes,
     ) -> None:
         """`key` is the cluster's public key, for the copy of the plan on the server."""
         self.core = core
         self.monitor = monitor
         self._flushed = flushed
-        self._wall = wall
+        self._wall = runtime.wall
+        self._monotonic = runtime.monotonic
         self.heard_at = float("-inf")
         """When the server last sent anything."""
         self._silent_s_max = SILENT_LEASES_MAX * limits.server_lease_s
@@ -126,7 +128,7 @@ class ServerSession:
         behind = len(data) >= READ_BATCH_BYTES
         if behind:
             self._behind_until = now + BEHIND_S
-        self._handled(self.core.received(data, now, behind), now)
+        self._handled(self.core.received(data, now, behind, self._monotonic()), now)
 
     def _go_on(self) -> None:
         """The next turn with control messages that did not fit the last one."""

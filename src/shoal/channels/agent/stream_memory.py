@@ -7,21 +7,29 @@ it has been heard in this one.
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import numpy as np
 
 from shoal.channels.telemetry.pattern_kernel import match_names
 from shoal.channels.telemetry.scanner import Scanner
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.envelope import ENDED, client_of
 
-Streams = dict[tuple[bytes, int], tuple[int, int]]
-"""Streams by channel and id, each with its last sequence number and the second in which it was last heard."""
+EARLIER_STREAMS: Final = rule(
+    "earlier_streams", "An agent lists the streams of its earlier incarnations to subscribers that come back."
+)
 
-ROUNDING_S: Final = 2
-"""Both ends of a quiet time, and the offset between the clocks, are known to the second."""
+TOLD_STREAMS: Final = rule(
+    "told_streams", "An agent vouches for a stream only if its publisher has told how far it has come."
+)
+
+Streams = dict[tuple[bytes, int], tuple[int, float]]
+"""Streams by channel and id, each with its last sequence number and the time by which it was last heard."""
+
+FORGET_S: Final = 1.0
+"""How often what is old is dropped, at most."""
 INCARNATIONS_MAX: Final = 1000
 """Incarnations that an agent remembers. Clients that come back from an older one are told that something may be
 missing."""
@@ -35,42 +43,37 @@ MATCH_STEPS_MAX: Final = 20_000_000
 
 
 class Known(NamedTuple):
-    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work."""
+    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work. Of
+    `untold` streams the publisher has not told how far it had come: the agent may have heard a repeated message."""
 
     streams: Streams
     complete: bool
     steps: int
+    untold: frozenset[tuple[bytes, int]] = frozenset()
 
 
 class StreamMemory:
     """The streams on one server. Those silent for `idle_s` have ended, and are not waited for."""
 
-    def __init__(self, scanner: Scanner, idle_s: float) -> None:
+    def __init__(self, scanner: Scanner, idle_s: float, rules: Rules = ALL_RULES) -> None:
         self._scanner = scanner
+        self._rules = rules
         self._idle_s = idle_s
-        self._previous: dict[bytes, dict[int, tuple[int, int]]] = {}
-        self._incomplete: dict[bytes, int] = {}
-        self._all_incomplete: int | None = None
-        self._forgot_at = 0
+        self._previous: dict[bytes, dict[int, tuple[int, float]]] = {}
+        self._incomplete: dict[bytes, float] = {}
+        self._all_incomplete: float | None = None
+        self._forgot_at = float("-inf")
         self._incarnations: dict[int, None] = {}
-        self._second = 0
-        self._ahead_s = 0.0
-        self._ahead_s_min = math.inf
 
-    def tell_time(self, second: int, now: float) -> None:
-        """Takes the second by the wall clock, and the time by the loop's clock, which is never set."""
-        self._second = second
-        self._ahead_s = second - now
-        self._ahead_s_min = min(self._ahead_s_min, self._ahead_s)
-
-    def begin_incarnation(self, ended: int) -> None:
+    def begin_incarnation(self, ended: int, now: float) -> None:
         """A new incarnation begins; `ended` is the one before it, 0 if it is the first."""
         if ended:
             self._incarnations[ended] = None
             if len(self._incarnations) > INCARNATIONS_MAX:
                 del self._incarnations[next(iter(self._incarnations))]
-            self._forget()
-            self._remember()
+            self._forget(now)
+            if EARLIER_STREAMS in self._rules:
+                self._remember(now)
             self._scanner.clear()
 
     def forget_all(self) -> None:
@@ -78,7 +81,7 @@ class StreamMemory:
         self._previous.clear()
         self._scanner.clear()
 
-    def _remember(self) -> None:
+    def _remember(self, now: float) -> None:
         """Moves the streams of the scanner's tables to those of earlier incarnations."""
         heard, left_out = self._scanner.smallest_channels(PREVIOUS_STREAMS_MAX)
         room = PREVIOUS_STREAMS_MAX - sum(map(len, heard.values()))
@@ -90,23 +93,23 @@ class StreamMemory:
                 left_out.append(channel)
         self._previous = heard
         if self._scanner.refuses_channels or len(self._incomplete) + len(left_out) > PREVIOUS_INCOMPLETE_MAX:
-            self._all_incomplete = self._second
+            self._all_incomplete = now
         else:
-            self._incomplete |= dict.fromkeys(left_out, self._second)
+            self._incomplete |= dict.fromkeys(left_out, now)
 
-    def _forget(self) -> None:
-        """Drops what is older than `idle_s`, at most once a second."""
-        if self._forgot_at == self._second:
+    def _forget(self, now: float) -> None:
+        """Drops what is older than `idle_s`, at most once every `FORGET_S`."""
+        if now < self._forgot_at + FORGET_S:
             return
-        self._forgot_at = self._second
-        oldest = self._second - self._idle_s
+        self._forgot_at = now
+        oldest = now - self._idle_s
         for channel, streams in list(self._previous.items()):
             kept = {stream: seen for stream, seen in streams.items() if seen[1] >= oldest}
             if len(kept) < len(streams):
                 self._previous[channel] = kept
                 if not kept:
                     del self._previous[channel]
-        self._incomplete = {channel: second for channel, second in self._incomplete.items() if second >= oldest}
+        self._incomplete = {channel: since for channel, since in self._incomplete.items() if since >= oldest}
         if self._all_incomplete is not None and self._all_incomplete < oldest:
             self._all_incomplete = None
 
@@ -118,9 +121,9 @@ class StreamMemory:
         """The streams of a channel. No client has the id 0, so streams with it are garbage and left out."""
         return {stream: last for stream, last in self._scanner.streams(channel).streams if client_of(stream)}
 
-    def live(self, channel: bytes) -> list[tuple[int, int, int]]:
+    def live(self, channel: bytes, now: float) -> list[tuple[int, int, float]]:
         """The streams of a channel that have not ended: id, last sequence number, and seconds of quiet at least."""
-        heard = self.listed(self.current(channel, False).streams)
+        heard = self.listed(self.current(channel, False).streams, now)
         return [(stream, last, quiet_s) for _, stream, last, quiet_s in heard if not last & ENDED]
 
     def current(self, name: bytes, pattern: bool, fresh: bool = False) -> Known:
@@ -131,17 +134,20 @@ class StreamMemory:
             channels, steps, complete = self._scanner.matching(name, MATCH_STEPS_MAX)
             complete = complete and (fresh or not self._scanner.refuses_channels)
         streams: Streams = {}
+        untold = set()
         for channel in channels:
             listing = self._scanner.streams(channel)
             complete = complete and (listing.complete or (fresh and not listing.known))
-            for (stream, last), second in zip(listing.streams, listing.seconds, strict=True):
+            for (stream, last), heard_by, told in zip(listing.streams, listing.heard_by, listing.told, strict=True):
                 if client_of(stream):
-                    streams[channel, stream] = last, second
-        return Known(streams, complete, steps)
+                    streams[channel, stream] = last, heard_by
+                    if not told and not last & ENDED and TOLD_STREAMS in self._rules:
+                        untold.add((channel, stream))
+        return Known(streams, complete, steps, frozenset(untold))
 
-    def absent(self, name: bytes, pattern: bool, current: Streams) -> Known:
-        """The streams of earlier incarnations, without those that are current."""
-        self._forget()
+    def absent(self, name: bytes, pattern: bool, current: Known, now: float) -> Known:
+        """The streams of earlier incarnations, without those that are current, and the untold ones."""
+        self._forget(now)
         channels, complete, steps = [name], True, 0
         if pattern and self._previous:
             channels, steps, complete = matching(name, list(self._previous), MATCH_STEPS_MAX)
@@ -151,15 +157,16 @@ class StreamMemory:
             (channel, stream): seen
             for channel in channels
             for stream, seen in self._previous.get(channel, {}).items()
-            if (channel, stream) not in current and client_of(stream)
+            if client_of(stream) and ((channel, stream) not in current.streams or (channel, stream) in current.untold)
         }
+        for key in sorted(current.untold):
+            streams[key] = max(streams.get(key, current.streams[key]), current.streams[key])
         return Known(streams, complete, steps)
 
-    def listed(self, streams: Streams) -> control.HeardList:
-        """Streams as an Answer lists them, each with the seconds for which it has been quiet at least. Where the wall
-        clock may have been set forward meanwhile, they are fewer."""
-        now = self._second - ROUNDING_S - math.ceil(max(self._ahead_s - self._ahead_s_min, 0.0))
-        return [(channel, stream, last, max(now - second, 0)) for (channel, stream), (last, second) in streams.items()]
+    @staticmethod
+    def listed(streams: Streams, now: float) -> list[control.Heard]:
+        """Streams as an Answer lists them, each with the seconds for which it has been quiet at least."""
+        return [(channel, stream, last, max(now - by, 0.0)) for (channel, stream), (last, by) in streams.items()]
 
 
 def matching(pattern: bytes, names: list[bytes], steps_max: int) -> tuple[list[bytes], int, bool]:

@@ -8,13 +8,13 @@ lane, a message that is the next of its stream, and a run of such messages. All 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
+from itertools import repeat
 from typing import Any, Final
 
 from hiredis import PushNotification
 
 from shoal.channels.client.context import CommandRefused, Context
-from shoal.channels.client.incoming_stream import KEPT_MAX, TAGS_MAX
+from shoal.channels.client.incoming_stream import KEPT_MAX
 from shoal.channels.client.outgoing_stream import Lane
 from shoal.channels.client.publisher import Publisher
 from shoal.channels.client.receiver import Receiver
@@ -144,10 +144,7 @@ class Arrivals:
             return False
         stream.next += count
         if self._keyed:
-            if count >= TAGS_MAX:
-                del stream.tags[:]
-            newest = zip(run.tags[-TAGS_MAX:], run.times_us[-TAGS_MAX:], strict=True)
-            stream.tags.extend(chain.from_iterable(newest))
+            stream.tags.extend(run.tags)
             del stream.tags[:-KEPT_MAX]
         texts, publishers = repeat(sub.text), repeat(stream.publisher)
         messages: Iterator[Item] = map(Message, texts, run.payloads(), publishers, run.sequences, run.times_us)

@@ -22,6 +22,11 @@ SIGNATURES: Final = rule("signatures", "A client takes messages to all clients o
 PEER_TAGS: Final = rule("peer_tags", "Heal, Resend and Healed are taken only with the tag of the client they name.")
 
 
+UNREAD_REVIEW_S: Final = 5.0
+"""How long after an unread message an agent is asked about false messages. A flood of junk leads to a question as often
+as that."""
+
+
 class Authentication:
     """The checks of one client. Without a key (scheme 0) it takes what is not authenticated, and nothing else."""
 
@@ -38,7 +43,8 @@ class Authentication:
             return control.is_kind(head, control.Refused) and self._is_signed(link, head, data, now)
         if AGENT_TAGS not in self._context.rules:
             return True
-        return head.scheme == control.CLIENT_SCHEME and control.is_tagged(data, link.from_agent)
+        key = link.from_agent.get(head.generation)
+        return head.scheme == control.CLIENT_SCHEME and key is not None and control.is_tagged(data, key)
 
     def is_from_agents(self, link: ServerLink, head: control.Head, data: bytes, now: float) -> bool:
         """Whether an agent has sent a message to all clients. Which agent, its body says."""
@@ -53,22 +59,28 @@ class Authentication:
         for key in ring.agent_keys if ring is not None else ():
             if key.generation == head.generation:
                 known = control.known_signature(data, key.signing)
-                return known if known is not None else link.may_verify(now) and control.is_signed(data, key.signing)
+                if known is None and not link.may_verify(now):
+                    self._ask_later(link, now)
+                    return False
+                return control.is_signed(data, key.signing) if known is None else known
         return False
+
+    def _ask_later(self, link: ServerLink, now: float) -> None:
+        """A message is dropped unread, in which an agent may have named false messages: it is asked about them."""
+        for site in link.sites:
+            self._context.timers.set_if_absent(("review", site), now + UNREAD_REVIEW_S)
 
     def is_from_peer(self, head: control.Head, data: bytes) -> bool:
         """Whether the client that a message on the peer channel names has sent it: a subscriber that asks this client,
         or a publisher that this client has asked."""
-        own = self._context.key
-        if own is None:
+        if self._context.key is None:
             return head.scheme == control.NO_SCHEME
         if PEER_TAGS not in self._context.rules:
             return True
         if head.scheme != control.PEER_SCHEME:
             return False
         if control.is_kind(head, control.Heal):
-            return head.generation == own.generation and control.is_tagged(
-                data, identity.ask_key(own.peer(head.client))
-            )
-        key = self._context.peers.key(head.client)
+            own = self._context.keys.get(head.generation)
+            return own is not None and control.is_tagged(data, identity.ask_key(own.peer(head.client)))
+        key = self._context.peers.key(head.client, head.generation)
         return key is not None and control.is_tagged(data, identity.reply_key(key))

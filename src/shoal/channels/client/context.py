@@ -49,9 +49,10 @@ class FetchRing(msgspec.Struct, frozen=True):
 
 
 class Confirmed(msgspec.Struct, frozen=True):
-    """A message was confirmed whose confirmation is awaited; `token` is the argument of `await_confirm`."""
+    """Messages were confirmed whose confirmation is awaited; `tokens` are the arguments of `await_confirm`, in their
+    order."""
 
-    token: object
+    tokens: list[object]
 
 
 class PublishRefused(msgspec.Struct, frozen=True):
@@ -87,6 +88,19 @@ class Unreachable(msgspec.Struct, frozen=True):
     seconds: float
 
 
+class Enrol(msgspec.Struct, frozen=True):
+    """The agents have a newer secret than that of this client's key: ask one of them for another key, as long as
+    `wants_key` says so, and answer with `enrolled`."""
+
+
+class Abandoned(msgspec.Struct, frozen=True):
+    """The client has another id, and its streams have ended with unconfirmed messages. `tokens` are the arguments of
+    `await_confirm` for them; `unawaited` have none."""
+
+    tokens: list[object]
+    unawaited: int
+
+
 class UnknownFlags(msgspec.Struct, frozen=True):
     """A message was not delivered because it carries flags of a newer version."""
 
@@ -104,6 +118,8 @@ Effect: TypeAlias = (
     | CommandRefused
     | Unreachable
     | UnknownFlags
+    | Enrol
+    | Abandoned
 )
 
 LEASES_UNREACHABLE: Final = 3
@@ -150,6 +166,10 @@ class ClientCounters(msgspec.Struct):
     unauthentic: int = 0
     outdated: int = 0
     introductions: int = 0
+    renewals: int = 0
+    """Servers at which a newer key of this client came into use."""
+    identities: int = 0
+    """New ids, because the agents' secret of the one before was revoked."""
     evidence_withdrawn: int = 0
     stale_entries: int = 0
     reconnects: int = 0
@@ -178,7 +198,10 @@ class Context:
         "counters",
         "dirty",
         "effects",
+        "expired",
+        "generation",
         "key",
+        "keys",
         "lease_over",
         "limits",
         "links",
@@ -200,8 +223,14 @@ class Context:
     ) -> None:
         self.client = client
         self.key = key
-        """The client's key; None with scheme 0."""
-        self.peers = PeerKeys(key)
+        """The client's newest key; None with scheme 0."""
+        self.keys = {key.generation: key} if key is not None else {}
+        """The client's keys by generation of the agents' secret."""
+        self.generation = 0
+        """The generation of the control message that is handled now."""
+        self.expired = False
+        """Whether the agents' secret of the client's key was revoked: it cannot speak before it has another id."""
+        self.peers = PeerKeys(self.keys)
         self.book = book
         self.limits = limits
         self.rules = rules
@@ -247,7 +276,11 @@ class Context:
         """Opens a link, unless it is open or opening. A server outside the ring is only asked what it knows."""
         if link.state is not states.LinkState.USABLE:
             self.unusable(link, now)
-        if link.state is states.LinkState.DOWN and (self.is_member(link) or link.sites) and not self.closing:
+        if (
+            link.state is states.LinkState.DOWN
+            and (self.is_member(link) or link.sites)
+            and not (self.closing or self.expired)
+        ):
             link.step("wanted")
             self.effects.append(Connect(link.address))
 
@@ -262,9 +295,9 @@ class Context:
             link.dirty = True
             self.dirty.append(link)
 
-    def tell_agent(self, link: ServerLink, message: control.ToAgent) -> None:
-        """Queues a control message to a server's agent."""
-        link.tell_agent(control.encode(message, self.client, self.next_number(), link.to_agent))
+    def tell_agent(self, link: ServerLink, message: control.ToAgent, seal: control.KeySeal | None = None) -> None:
+        """Queues a control message to a server's agent, with the key that is used there unless another is given."""
+        link.tell_agent(control.encode(message, self.client, self.next_number(), seal or link.to_agent))
         self.touch(link)
 
     def knows_incarnation(self, link: ServerLink) -> bool:
@@ -276,8 +309,8 @@ class Context:
         self._tell_peer(link, publisher, message, number, self.peers.seal(publisher))
 
     def answer_peer(self, link: ServerLink, asker: int, message: control.Resend | control.Healed, number: int) -> None:
-        """Queues an answer to a subscriber, on its own peer channel."""
-        key = self.key
+        """Queues an answer to a subscriber, on its own peer channel and in the generation of its request."""
+        key = self.keys.get(self.generation, self.key)
         seal = control.replying(key.peer(asker), key.generation) if key is not None else None
         self._tell_peer(link, asker, message, number, seal)
 

@@ -2,7 +2,8 @@
 
 Owns the client's side of the exchange, without I/O; `shoal.bus.enrolment` is its shell. The client sends a fresh public
 key and listens on the inbox that follows from it. The agent draws an id and seals the client's key with what both sides
-compute from the exchange (`shoal.wire.identity`), so what others overhear does not help them.
+compute from the exchange (`shoal.wire.identity`), so what others overhear does not help them. A client whose key is of
+an older generation of the agents' secret renews it in the same way, and keeps its id.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from shoal.wire.identity import KEY_BYTES, ClientKey, enrolment, enrolment_inbox
 
 
 class Enrolment:
-    """One attempt at one server. `private` is 32 random bytes, `nonce` a random number; both are used once."""
+    """One attempt at one server. `private` is 32 random bytes, `nonce` a random number; both are used once. `old` is
+    the key to renew; None for a new client."""
 
-    def __init__(self, ring: Ring, server: str, private: bytes, nonce: int) -> None:
+    def __init__(self, ring: Ring, server: str, private: bytes, nonce: int, old: ClientKey | None = None) -> None:
         agents = max(ring.agent_keys, key=lambda key: key.generation)
+        self._old = old
         self._generation = agents.generation
-        self._signing = agents.signing
+        self._signing = {key.generation: key.signing for key in ring.agent_keys}
         self._public, self._key = enrolment(private, agents.exchange, server)
         self._nonce = nonce
         self._number = enrolment_inbox(self._public)
@@ -34,8 +37,11 @@ class Enrolment:
     def commands(self) -> list[Command]:
         """What to send when the connection is open."""
         seal = control.KeySeal(control.ENROL_SCHEME, self._generation, self._key)
-        enrol = control.encode(control.Enrol(self._public), self._number, self._nonce, seal)
-        return [(b"SUBSCRIBE", self._inbox), (b"PUBLISH", AGENT_CHANNEL, enrol)]
+        ask: control.Enrol | control.Renew = control.Enrol(self._public)
+        if (old := self._old) is not None:
+            ask = control.Renew(self._public, old.client, old.generation, old.renewal(self._public))
+        blob = control.encode(ask, self._number, self._nonce, seal)
+        return [(b"SUBSCRIBE", self._inbox), (b"PUBLISH", AGENT_CHANNEL, blob)]
 
     def received(self, frames: list[Any]) -> ClientKey | control.Refused | None:
         """Frames from the server; returns the client's key, or a refusal, when the agent has answered."""
@@ -53,7 +59,8 @@ class Enrolment:
         if head.scheme == control.ENROL_SCHEME:
             authentic = control.is_tagged(data, self._key)
         else:
-            authentic = head.scheme == control.SIGNED_SCHEME and control.is_signed(data, self._signing)
+            signing = self._signing.get(head.generation) if head.scheme == control.SIGNED_SCHEME else None
+            authentic = signing is not None and control.is_signed(data, signing)
         if not authentic:
             return None
         try:
@@ -66,5 +73,7 @@ class Enrolment:
         if not isinstance(enrolled, control.Enrolled):
             return None
         if len(enrolled.sealed) != KEY_BYTES or not 0 < enrolled.id < 1 << CLIENT_ID_BITS:
+            return None
+        if self._old is not None and enrolled.id != self._old.client:
             return None
         return ClientKey(enrolled.id, self._generation, enrolment_seal(self._key, enrolled.id, enrolled.sealed))

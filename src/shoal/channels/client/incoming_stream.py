@@ -88,18 +88,17 @@ class StreamIn:
     """One stream on one channel, as one subscription sees it.
 
     `asked` is the first number of the question to its publisher whose answer is awaited, 0 if none is. `lane` is the
-    server whose next message needs no closer look if its header begins with `word`. `ended_by` and `assured_by` are
-    the origins of the beacon that ended the stream and of the message that ended a doubt. `reviewed_at` is the begin
-    of the last hole about which agents were asked.
+    server whose next message needs no closer look if its header begins with `word`. `ended_by` is the origin of the
+    beacon that ended the stream. `reviewed_at` is the begin of the last hole about which agents were asked.
     """
 
     __slots__ = (
         "asked",
-        "assured_by",
         "attempts",
         "barred",
         "birth",
         "claims",
+        "contested",
         "doubted_at",
         "end",
         "ended_by",
@@ -114,6 +113,7 @@ class StreamIn:
         "met",
         "next",
         "older",
+        "past_by",
         "publisher",
         "recalled",
         "reviewed_at",
@@ -137,10 +137,13 @@ class StreamIn:
         self.older: dict[int, tuple[Origin, bool]] = {}
         """Origins by number, each with whether the message was handed to the application."""
         self.birth: tuple[int, Origin] | None = None
+        self.contested = 0
+        """The lowest number below `first` that came although the stream was met at `first`; 0 if none did."""
+        self.past_by: tuple[int, Origin | None] | None = None
+        """The number that a beacon has named which was older than the subscription, and the beacon."""
         self.exempt: dict[str, int] = {}
         self.barred: dict[str, int] = {}
         self.ended_by: Origin | None = None
-        self.assured_by: Origin | None = None
         self.lane = ""
         self.word = 0
         self.server = server
@@ -203,23 +206,40 @@ class StreamIn:
             if len(self.claims) > CLAIMS_MAX:
                 del self.claims[sorted(self.claims)[CLAIMS_MAX // 2]]
 
-    def born(self, number: int, origin: Origin | None) -> None:
-        """A message or beacon has introduced the stream. If `first` follows from it, it must not be false."""
+    def born(self, number: int, origin: Origin | None, beacon: bool = False) -> None:
+        """A message or beacon has introduced the stream. If `first` follows from it, or nothing else shows that there
+        is such a stream, it must not be false."""
         if origin is not None and origin is not RESENT:
             self.met = True
-            if self.first != 1:
+            if self.first != 1 or beacon:
                 self.birth = number, origin
+
+    def confirm_birth(self, origin: Origin | None) -> None:
+        """Another beacon tells of the stream: it exists even if the one that introduced it without a message is
+        false."""
+        if self.birth is not None and not self.birth[0] and self.birth[1] != origin:
+            self.birth = None
+
+    def is_birth_unheard(self) -> bool:
+        """Whether the claim that introduced the stream may be false without an agent that knows: it came before the
+        agent of its server began to listen."""
+        return self.birth is not None and self.birth[0] <= self.exempt.get(self.birth[1].server, 0)
 
     def is_baseless(self) -> bool:
         """Whether nothing is left of a stream that was met by false messages."""
         untouched = self.next == self.first and self.sure < self.first
         return self.met and untouched and not (self.held or self.claims or self.recalled)
 
-    def assured(self, origin: Origin | None) -> None:
-        """The stream is heard again: it is not in doubt any more."""
-        if self.doubted_at is not None:
-            self.doubted_at = None
-            self.assured_by = origin
+    def is_past(self, last: int) -> bool:
+        """Whether a beacon has told that all missing messages up to `last` are older than the subscription."""
+        return self.past_by is not None and last <= self.past_by[0] and not self.recalled
+
+    def disclaim_past(self) -> None:
+        """No process can send the messages again of which a beacon has told that they are not owed. Where only claims
+        say that they exist, these are dropped: they may be false, and lower numbers may still be published."""
+        if not self.held:
+            self.claims.clear()
+            self.recount()
 
     def deny(self, last: int, request: Request) -> None:
         """The publisher had come as far as `last`: higher numbers that were known when it was asked are false. Those
@@ -233,12 +253,18 @@ class StreamIn:
         self.recount()
 
     def is_copy(self, number: int, origin: Origin, unlisted: bool) -> bool:
-        """Whether a message that is missing was published on its server before, or may have been: the agent there did
-        not list all streams, and the publisher has not told yet how far it had come."""
+        """Whether a message that is missing or held has come before, or was published on its server before, or may have
+        been: the agent there did not list all streams, and the publisher has not told yet how far it had come. Of equal
+        headers only the first is taken: if there was no room for it, or it is held, a later one may be altered. That a
+        false message is held in its place changes nothing."""
         barred = self.barred.get(origin.server)
         if unlisted if barred is None else number <= barred:
             return True
-        return number not in self.held and origin in self.claims.get(number, ())
+        return self.is_claimed(number, origin)
+
+    def is_claimed(self, number: int, origin: Origin) -> bool:
+        """Whether a copy has claimed a number that had not been delivered then."""
+        return origin in self.claims.get(number, ())
 
     def drop(self, number: int, origin: Origin | None) -> None:
         """There is no room for a message: it is known to exist, and its publisher will be asked for it. A run of such
@@ -249,10 +275,16 @@ class StreamIn:
         self.claim(number, origin)
 
     def settle(self) -> None:
-        """There is no hole: claims have come true."""
+        """There is no hole: claims have come true, except where another copy than the claimed one was delivered. If
+        that copy is refuted, the number is still known to exist."""
         self.hole_since = None
         if self.claims:
-            self.claims.clear()
+            self.claims = {number: origins for number, origins in self.claims.items() if self._is_rival(number)}
+
+    def _is_rival(self, number: int) -> bool:
+        """Whether a number was delivered as a copy that may be false, and others have claimed it."""
+        seen = self.origin_of(number)
+        return seen is not None and seen[0] is not RESENT and self.claims[number] != {seen[0]}
 
     def disclaim(self, number: int, origin: Origin) -> None:
         """A claim is false."""
@@ -314,9 +346,9 @@ class StreamIn:
         found = set(self.claims.get(number, ()))
         seen, held = self.origin_of(number), self.held.get(number)
         found.update(origin for origin in (seen and seen[0], held and held[1]) if origin is not None)
-        found.update(origin for origin in (self.ended_by, self.assured_by) if origin is not None)
-        if self.birth is not None:
-            found.add(self.birth[1])
+        if self.ended_by is not None:
+            found.add(self.ended_by)
+        found.update(told[1] for told in (self.birth, self.past_by) if told is not None and told[1] is not None)
         return found
 
     def _remembered(self, index: int) -> Origin:

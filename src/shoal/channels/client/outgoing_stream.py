@@ -15,7 +15,6 @@ from shoal.channels import states
 from shoal.channels.client.server_link import ServerLink
 from shoal.plan.placement import Placement
 from shoal.wire import envelope
-from shoal.wire.identity import ClientKey
 from shoal.wire.lane_tag import LaneState, lane_state, tagged
 
 MARK_S: Final = 0.1
@@ -37,8 +36,12 @@ class Lane:
         self.sent = confirmed
         self.confirmed = confirmed
         self.tags: LaneState | None = None
-        if out.key is not None:
-            self.tags = lane_state(out.key.lane(link.server, out.name))
+        self.use_key()
+
+    def use_key(self) -> None:
+        """Makes tags with the key that the client uses at the server."""
+        if self.link.key is not None:
+            self.tags = lane_state(self.link.key.lane(self.link.server, self.out.name))
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.LANE` gives for the event."""
@@ -59,7 +62,6 @@ class Outgoing:
         "beacon_armed",
         "beacon_delay",
         "confirmed",
-        "key",
         "lanes",
         "mark_due",
         "marks",
@@ -77,11 +79,8 @@ class Outgoing:
         "window",
     )
 
-    def __init__(
-        self, name: bytes, stream: int, placement: Placement, now: float, key: ClientKey | None = None
-    ) -> None:
+    def __init__(self, name: bytes, stream: int, placement: Placement, now: float) -> None:
         self.name = name
-        self.key = key
         self.stream = stream
         self.seq = 0
         self.confirmed = 0
@@ -147,8 +146,8 @@ class Outgoing:
 
     def trim(self, messages_max: int, bytes_max: int) -> int:
         """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""
-        window, base, kept = self.window, self.base, self.resend_bytes
-        while (len(window) > messages_max or kept > bytes_max) and base <= self.confirmed:
+        window, base, kept, confirmed = self.window, self.base, self.resend_bytes, self.confirmed
+        while (len(window) > messages_max or kept > bytes_max) and base <= confirmed:
             kept -= len(window.popleft())
             base += 1
         freed = self.resend_bytes - kept
@@ -170,7 +169,10 @@ class Outgoing:
         at = bisect_left(self.marks, (number + 1, 0.0))
         return self.marks[at][1] if at < len(self.marks) else self.published_at
 
+    def age_s(self, number: int, now: float) -> float:
+        """For how long, at least, all messages up to a number have been published."""
+        return max(now - self.published_by(number), 0.0)
+
     def beacon(self, last: int, now: float, final: bool = False) -> bytes:
         """A beacon: the stream has come as far as `last`, and servers have confirmed it."""
-        quiet_s = int(now - self.published_at)
-        return envelope.beacon(self.placement.version, self.stream, last, last, quiet_s, final)
+        return envelope.beacon(self.placement.version, self.stream, last, last, self.age_s(last, now), final)

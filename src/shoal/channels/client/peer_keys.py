@@ -1,12 +1,13 @@
 """The keys that a subscriber shares with publishers, so that it can ask them for missing messages.
 
 Owns the keys and the questions to agents about them. A publisher derives the key from its own; a subscriber gets it
-from any agent, once per publisher.
+from any agent, once per publisher. While two generations of the agents' secret are in force there are two keys.
+Requests use one after the other: a new publisher has only the newer one, one that was away only the older one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Final
 
 from shoal.wire import control
@@ -17,27 +18,39 @@ PEER_KEYS_MAX: Final = 4096
 
 
 class PeerKeys:
-    """The peer keys of one client; `own` is None with scheme 0, which needs none."""
+    """The peer keys of one client. `own` are its own keys by generation; there are none with scheme 0, which needs
+    none."""
 
-    def __init__(self, own: ClientKey | None) -> None:
+    def __init__(self, own: dict[int, ClientKey]) -> None:
         self._own = own
-        self._keys: dict[int, tuple[int, bytes]] = {}
+        self._keys: dict[int, dict[int, bytes]] = {}
+        """By publisher and generation; the one to use next comes first."""
         self._asked: dict[int, int] = {}
         self._waiting: dict[int, dict[Hashable, None]] = {}
 
-    def key(self, publisher: int) -> bytes | None:
+    def key(self, publisher: int, generation: int) -> bytes | None:
         """The key shared with a publisher; None if it is not known."""
-        known = self._keys.get(publisher)
-        return known[1] if known is not None else None
+        return self._keys.get(publisher, {}).get(generation)
 
     def seal(self, publisher: int) -> control.Seal | None:
         """Authenticates requests to a publisher whose key is known; None with scheme 0."""
         known = self._keys.get(publisher)
-        return control.asking(known[1], known[0]) if known is not None else None
+        if not known:
+            return None
+        generation = next(iter(known))
+        known[generation] = key = known.pop(generation)
+        return control.asking(key, generation)
+
+    def retain(self, generations: Collection[int]) -> None:
+        """Forgets the keys of all other generations."""
+        kept = {
+            peer: {gen: key for gen, key in keys.items() if gen in generations} for peer, keys in self._keys.items()
+        }
+        self._keys = {peer: keys for peer, keys in kept.items() if keys}
 
     def lacks(self, publisher: int) -> bool:
         """Whether a publisher cannot be asked before an agent has told its key."""
-        return self._own is not None and publisher not in self._keys
+        return bool(self._own) and publisher not in self._keys
 
     def asked(self, nonce: int, publisher: int, timer: Hashable) -> None:
         """An agent is asked for a key; `timer` is set when it has come."""
@@ -48,15 +61,17 @@ class PeerKeys:
         if len(self._waiting) > PEER_KEYS_MAX:
             del self._waiting[next(iter(self._waiting))]
 
-    def introduced(self, nonce: int, introduced: control.Introduced) -> list[Hashable]:
-        """Takes an agent's answer; returns the timers that waited for it."""
-        if self._own is None or self._asked.get(nonce) != introduced.peer:
+    def introduced(self, nonce: int, introduced: control.Introduced, generation: int) -> list[Hashable]:
+        """Takes an agent's answer, which is sealed with this client's key of a generation; returns the timers that
+        waited for it."""
+        own, peer = self._own.get(generation), introduced.peer
+        if own is None or self._asked.get(nonce) != peer:
             return []
-        generation, sealed = max(introduced.keys, default=(0, b""))
-        if len(sealed) != KEY_BYTES:
+        keys = sorted((gen, sealed) for gen, sealed in introduced.keys if len(sealed) == KEY_BYTES)
+        if not keys:
             return []
         del self._asked[nonce]
-        self._keys[introduced.peer] = generation, self._own.sealed(sealed, nonce, introduced.peer, generation)
+        self._keys[peer] = {gen: own.sealed(sealed, nonce, peer, gen) for gen, sealed in reversed(keys)}
         if len(self._keys) > PEER_KEYS_MAX:
             del self._keys[next(iter(self._keys))]
         return list(self._waiting.pop(introduced.peer, ()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from shoal.channels import states
-from shoal.channels.client.context import Confirmed, Context, PublishRefused
+from shoal.channels.client.context import Abandoned, Confirmed, Context, PublishRefused
 from shoal.channels.client.heal_meter import HealMeter
 from shoal.channels.client.outgoing_stream import Lane, Outgoing
 from shoal.channels.client.server_link import ServerLink
@@ -17,13 +17,13 @@ from shoal.channels.states import ANNOUNCE
 from shoal.channels.timers import patience
 from shoal.rules import rule
 from shoal.wire import control, envelope
-from shoal.wire.envelope import NUMBERS, SUFFIX
+from shoal.wire.envelope import SUFFIX, UNTAGGED
 
 REPEAT: Final = rule("repeat", "Unconfirmed messages are repeated after the connection is lost.")
 
 
 _pack = SUFFIX.pack
-_pack_numbers = NUMBERS.pack
+_pack_untagged = UNTAGGED.pack
 
 
 CHUNK_MESSAGES: Final = 64
@@ -53,13 +53,16 @@ class Publisher:
         self.pending_messages = 0
         self.pending_bytes = 0
         self.resend_bytes = 0
+        self.turn_s_max = 0.0
+        """How much later than its time a message may have been published, at most; see `Router.turn_took`."""
 
     # The application publishes
 
     def publish(
         self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float
     ) -> tuple[Outgoing, int] | None:
-        """See `Router.publish`."""
+        """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. None while the
+        publish buffer is full. The caller has checked name and size."""
         if self.pending_messages >= self._messages_max or self.pending_bytes >= self._bytes_max:
             return None
         out = self._outs.get(channel)
@@ -73,7 +76,7 @@ class Publisher:
         if out.tags is None:
             blob = prefix + _pack(seq, time_us) + payload
         else:
-            head = prefix + _pack_numbers(seq, time_us)
+            head = _pack_untagged(prefix, seq, time_us)
             tag = out.tags.copy()
             tag.update(head)
             blob = head + tag.digest() + payload
@@ -105,7 +108,7 @@ class Publisher:
         return out, seq
 
     def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
-        """See `Router.await_confirm`."""
+        """Asks for a `Confirmed` effect with the token; returns False if the message is confirmed already."""
         if out.confirmed >= seq:
             return False
         out.waiters.append((seq, token))
@@ -121,9 +124,7 @@ class Publisher:
         if len(self._begun) > BEGUN_MAX:
             del self._begun[next(iter(self._begun))]
         stream = envelope.stream_id(self._context.client, self._epoch)
-        out = self._outs[channel] = Outgoing(
-            channel, stream, self._context.book.placement(channel), now, self._context.key
-        )
+        out = self._outs[channel] = Outgoing(channel, stream, self._context.book.placement(channel), now)
         self._lay_lanes(out, now)
         return out
 
@@ -233,7 +234,7 @@ class Publisher:
         out, counters = lane.out, self._context.counters
         if out.seq and ANNOUNCE in self._context.rules:
             counters.announces += 1
-            lane.link.publish(out.name, lane.tagged(out.beacon(lane.confirmed, now)))
+            lane.link.publish(out.name, lane.tagged(out.beacon(lane.confirmed, now - self.turn_s_max)))
             self._context.touch(lane.link)
         if REPEAT in self._context.rules:
             counters.repeated += lane.sent - lane.confirmed
@@ -283,6 +284,27 @@ class Publisher:
             if lane.state is not states.LaneState.WAITING:
                 lane.step("link lost")
 
+    def key_changed(self, link: ServerLink) -> None:
+        """Another key of this client is used at a server."""
+        for lane in link.lanes:
+            lane.use_key()
+            lane.out.find_solo()
+
+    def abandon(self) -> Abandoned:
+        """Ends every stream at once, because the client has another id. Unconfirmed messages may have arrived, so they
+        are not sent again in another stream."""
+        outs = list(self._outs.values())
+        for out in outs:
+            self._context.timers.cancel(("beacon", out))
+            for lane in out.lanes:
+                lane.link.lanes.pop(lane, None)
+                lane.step("moved away")
+        self._outs.clear()
+        self.asked.clear()
+        self.pending_messages = self.pending_bytes = self.resend_bytes = 0
+        tokens = [token for out in outs for _, token in out.waiters]
+        return Abandoned(tokens, max(0, sum(out.seq - out.confirmed for out in outs) - len(tokens)))
+
     def confirmed(self, lane: Lane, count: int, now: float) -> None:
         """A server has confirmed the lane's `count` oldest outstanding messages."""
         if lane.state is states.LaneState.DROPPED:
@@ -292,8 +314,10 @@ class Publisher:
         if len(out.lanes) == 1:
             out.confirmed += count
             self.pending_messages -= count
+            size, sizes = 0, out.sizes
             for _ in range(count):
-                self.pending_bytes -= out.sizes.popleft()
+                size += sizes.popleft()
+            self.pending_bytes -= size
             if out.waiters:
                 self._wake(out)
         else:
@@ -318,9 +342,12 @@ class Publisher:
         self._wake(out)
 
     def _wake(self, out: Outgoing) -> None:
-        waiters = out.waiters
-        while waiters and waiters[0][0] <= out.confirmed:
-            self._context.effects.append(Confirmed(waiters.popleft()[1]))
+        waiters, confirmed = out.waiters, out.confirmed
+        tokens: list[object] = []
+        while waiters and waiters[0][0] <= confirmed:
+            tokens.append(waiters.popleft()[1])
+        if tokens:
+            self._context.effects.append(Confirmed(tokens))
 
     def refused(self, lane: Lane, error: str, now: float) -> None:
         """A server refused a message (missing rights, or no memory): reports it to the application."""
@@ -357,7 +384,7 @@ class Publisher:
         for lane in out.lanes:
             if lane.state is states.LaneState.LIVE and now < lane.link.usable_until:
                 self._context.counters.beacons += 1
-                lane.link.publish(out.name, lane.tagged(out.beacon(out.seq, now, final)))
+                lane.link.publish(out.name, lane.tagged(out.beacon(out.seq, now - self.turn_s_max, final)))
                 self._context.touch(lane.link)
 
     def idle_due(self, out: Outgoing, now: float) -> None:
@@ -405,7 +432,7 @@ class Publisher:
         for blob in page:
             self._context.answer_peer(link, client, control.Resend(out.name, blob), nonce)
         until = max(request.last, request.until)
-        age_ms = int(1000 * (now - out.published_by(min(until, out.base - 1))))
+        age_ms = int(1000 * out.age_s(min(until, out.base - 1), now - self.turn_s_max))
         answer = control.Healed(out.name, out.stream, out.base, out.confirmed, out.seq, request.first, age_ms, until)
         self._context.answer_peer(link, client, answer, nonce)
         self._meter.sent(client, out.stream, asked, page, now)

@@ -95,7 +95,7 @@ class Receiver:
         if not sub.in_force:
             self._keep_early(sub, channel, blob, server)
             return
-        if not resent and self._keep_unanswered(sub, channel, blob, server):
+        if not resent and self._keep_unanswered(sub, channel, blob, server, now):
             return
         if not is_envelope(blob):
             self._foreign(sub, sub.channel(channel), blob)
@@ -126,9 +126,15 @@ class Receiver:
                     sub, chan, stream_id, sequence + 1 if past else settled + 1, version, server, now, past
                 )
                 if known is None and not lapsed:
-                    stream.born(sequence, origin)
+                    stream.born(sequence, origin, beacon=True)
+                elif known is not None:
+                    known.confirm_birth(origin)
+                if past:
+                    stream.past_by = sequence, origin
                 self._beacon(sub, chan, stream, sequence, bool(flags & FINAL), origin, server, now)
                 return
+            if not sequence:
+                raise ProtocolError("a peer sent a message with the number 0")
             at = body_at(blob)
             attributes, payload = split_attributes(blob, at) if flags & ATTRIBUTES else (None, blob[at:])
         except ProtocolError:
@@ -169,9 +175,10 @@ class Receiver:
             sub.early.clear()
         sub.early.append((channel, blob, server))
 
-    def _keep_unanswered(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> bool:
+    def _keep_unanswered(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> bool:
         """Keeps a message from a server whose agent has not told yet how far the streams there had come when the
-        subscription came; returns whether it does. Of too many the oldest are dropped, and asked for later."""
+        subscription came; returns whether it does. Of too many the oldest are dropped, and their publishers asked for
+        them: the agent may not have heard them when it answers."""
         site = sub.sites.get(server)
         if site is None or site.state is not SiteState.ASKING or self._context.key is None:
             return False
@@ -179,7 +186,7 @@ class Receiver:
             return False
         site.kept.append((channel, blob))
         if len(site.kept) > self._context.limits.held_messages_max:
-            del site.kept[0]
+            self._claim_passed(sub, *site.kept.pop(0), server, now)
         return True
 
     def returned(self, sub: SubscriptionCore, site: SubscribedServer, listed: control.HeardList, now: float) -> None:
@@ -198,6 +205,10 @@ class Receiver:
                     known.barred[site.server] = last & ~ENDED
         for channel, blob in kept:
             self.accept(sub, channel, blob, site.server, now)
+        for chan, stream in sub.all_streams():
+            if stream.attempts and (stream.has_hole() or stream.doubted_at is not None):
+                stream.attempts = 0  # the questions may have been lost with the connection
+                self._context.timers.set(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     @staticmethod
     def _start_after(sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
@@ -219,18 +230,19 @@ class Receiver:
         version: int,
         server: str,
         now: float,
-        past: bool = False,
+        past: bool | None = None,
     ) -> StreamIn:
-        """A stream that no agent listed. If its messages until now are `past`, or on one unbroken connection to a
-        server that was always in the ring, by a placement that this client uses, the first number `heard` here is the
-        first that is owed. Otherwise it may have begun elsewhere after the subscription did, and everything from 1 is
-        owed."""
+        """A stream that no agent listed. If a message introduces it on one unbroken connection to a server that was
+        always in the ring, by a placement that this client uses, the first number `heard` here is the first that is
+        owed; also if a beacon tells that its messages until now are `past`. Otherwise it may have begun elsewhere after
+        the subscription did, and everything from 1 is owed: a publisher that is behind may have used another server."""
         link = self._context.links.get(server)
         lapsed = link is not None and link.lapsed(now) and UNBROKEN in self._context.rules
         unbroken = sub.undivided and not lapsed
         placements = self._context.book.subscribed(chan.name)
-        expected = past or (unbroken and any(version == known.version for known in placements))
-        first = chan.begins(stream_id, heard if expected else 1, heard)
+        if past is None:
+            past = unbroken and any(version == known.version for known in placements)
+        first = chan.begins(stream_id, heard if past else 1, heard)
         stream = chan.streams[stream_id] = StreamIn(stream_id, first, server, now)
         return stream
 
@@ -246,12 +258,11 @@ class Receiver:
     ) -> None:
         """Takes a message of a known stream."""
         counters, rules = self._context.counters, self._context.rules
-        stream.assured(origin)
         stream.touched = now
         if sequence < stream.next and sequence not in stream.recalled:
             counters.duplicates += 1
             if origin is not None:
-                self._keep_rival(sub, chan, stream, sequence, message, origin)
+                self._keep_rival(sub, chan, stream, sequence, message, origin, now)
             if DEDUPE not in rules:
                 self.deliver(sub, message)
         elif AWAY in rules and self._is_copy(sub, stream, sequence, origin):
@@ -300,14 +311,38 @@ class Receiver:
         return stream.is_copy(sequence, origin, origin.server in sub.unlisted)
 
     def _keep_rival(
-        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, message: Message, origin: Origin
+        self,
+        sub: SubscriptionCore,
+        chan: ChannelIn,
+        stream: StreamIn,
+        sequence: int,
+        message: Message,
+        origin: Origin,
+        now: float,
     ) -> None:
         """A number comes again. If the tag is another one, or the number is below one by which the stream was met, the
-        first copy may be false."""
+        first copy may be false; the publisher is asked if no agent can tell. One that has come before, when there was
+        no room, is not kept: it may be altered."""
+        if AWAY in self._context.rules and stream.is_claimed(sequence, origin):
+            return
         seen = stream.origin_of(sequence)
         if seen[0] != origin if seen is not None else stream.birth is not None and sequence < stream.first:
             self._context.counters.rivals += 1
             sub.keep_rival((chan.name, stream.stream, sequence, origin), message)
+            if seen is None and stream.birth is not None:
+                self._contest(sub, chan, stream, sequence, stream.birth[1].server, now)
+
+    def _contest(
+        self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, sequence: int, server: str, now: float
+    ) -> None:
+        """A number is below the one by which the stream was met on a server. One of them is false, or the lower one is
+        repeated: the agent there is asked, or the publisher if the agent cannot tell."""
+        stream.contested = min(stream.contested or sequence, sequence)
+        site = sub.sites.get(server)
+        if site is None or stream.is_birth_unheard():
+            self.doubt(sub, chan, stream, now)
+        else:
+            self._context.timers.set_if_absent(("review", site), now)
 
     def _beacon(
         self,
@@ -322,7 +357,6 @@ class Receiver:
     ) -> None:
         """How far a stream has come."""
         stream.server = server
-        stream.assured(origin)
         stream.touched = now
         if final and not stream.final:
             stream.final, stream.end, stream.ended_by = True, last, origin
@@ -393,11 +427,15 @@ class Receiver:
         early, sub.early = sub.early, []
         for channel, blob, server in early:
             self.accept(sub, channel, blob, server, now)
+        for server in sub.unheard:
+            for _, stream in sub.all_streams():
+                stream.exempt[server] = max(stream.last, stream.next - 1)
+        sub.unheard.clear()
         self.notify(sub)
 
     def _claim_passed(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> None:
-        """Takes the claim of a message that was not kept before the subscription was in force. A copy of it that comes
-        later may have another payload, so its publisher is asked for it, also if its stream is not known yet."""
+        """Takes the claim of a message that was not kept until an agent had answered. A copy of it that comes later may
+        have another payload, so its publisher is asked for it, also if its stream is not known yet."""
         if is_envelope(blob):
             _, flags, version, stream_id, sequence, _ = HEADER.unpack_from(blob)
             chan = sub.channel(channel)
@@ -412,7 +450,7 @@ class Receiver:
             if stream.has_hole():
                 self.hole(sub, chan, stream, now)
 
-    def evidence(self, sub: SubscriptionCore, listed: tuple[bytes, int, int, int], server: str, now: float) -> None:
+    def evidence(self, sub: SubscriptionCore, listed: control.Heard, server: str, now: float) -> None:
         """An agent says how far a stream has come while the subscription was not listening there, and for how long it
         has been quiet. What an agent heard before `owed_from` is not owed."""
         channel, stream_id, last, quiet_s = listed
@@ -435,9 +473,8 @@ class Receiver:
             stream.final, stream.end, stream.ended_by = True, end - 1, None
             stream.doubted_at = None
         if stream.has_hole():
-            stream.server = server
             self.hole(sub, chan, stream, now)
-        elif end > stream.last and server in self._context.book.placement(channel).servers:
+        if end > stream.last and (stream.has_hole() or server in self._context.book.placement(channel).servers):
             stream.server = server  # its agent can vouch for the stream if another server is lost
 
     def _is_past(self, sub: SubscriptionCore, age_s: float, now: float) -> bool:
@@ -452,21 +489,25 @@ class Receiver:
                 stream.doubted_at = None
 
     def doubt(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """A stream was not heard for a while; its publisher is asked how far it has come."""
+        """A stream was not heard for a while; its publisher is asked how far it has come. What arrives on the channel
+        does not answer that: another client may repeat it."""
         if not stream.final and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def doubt_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """The publisher has not answered: its possible last messages are reported as an open gap."""
+        """The publisher has not answered: its possible last messages are reported as an open gap. While its stream goes
+        on, it has more time."""
         if stream.doubted_at is None or sub.closed or chan.streams.get(stream.stream) is not stream:
             return
-        if stream.doubted_at != stream.next:
+        goes_on = stream.doubted_at != stream.next
+        if goes_on or stream.final:
             stream.doubted_at = None
+            self.doubt(sub, chan, stream, now)
             return
         reason = "no agent heard it for a while, and its publisher does not answer"
-        self._report(sub, chan, client_of(stream.stream), stream.next, None, reason)
+        self._report(sub, chan, client_of(stream.stream), stream.contested or stream.next, None, reason)
         for number in sorted(stream.held):
             self.deliver(sub, stream.held[number][0])
             stream.next = number + 1
@@ -513,7 +554,15 @@ class Receiver:
         elif stream.hole_since is None:
             stream.hole_since = now
         elif now - stream.hole_since >= limits.gap_timeout_s and not self._review_claims(sub, stream, now):
-            self._give_up(sub, chan, stream, stream.hole_end(), "its publisher did not answer", now)
+            last = stream.hole_end()
+            if stream.is_past(last):
+                stream.disclaim_past()
+                self._skip(sub, chan, stream, min(last, stream.last), now)
+            else:
+                self._give_up(sub, chan, stream, last, "its publisher did not answer", now)
+            if stream.doubted_at is not None:
+                stream.attempts = 0
+                self._context.timers.set(("heal", sub, chan, stream), now + limits.heal_delay_s)
             return
         if HEAL in self._context.rules:
             self._ask(sub, chan, stream, now)
@@ -530,12 +579,14 @@ class Receiver:
         return True
 
     def _ask(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Asks where the stream was last heard; without an answer, on the other servers of the subscription in turn."""
+        """Asks where the stream was last heard; without an answer, every other time on the other servers of the
+        subscription in turn. The first attempt may go into getting the publisher's key."""
         links = [site.link for site in sub.sites.values() if site.link.open]
         if not links:
             return
         links.sort(key=lambda link: link.server != stream.server)
-        link = links[stream.attempts % len(links)]
+        elsewhere = len(links) > 1 and stream.attempts and not stream.attempts % 2
+        link = links[1 + stream.attempts // 2 % (len(links) - 1)] if elsewhere else links[0]
         if self._context.peers.lacks(client_of(stream.stream)):
             self._introduce(link, client_of(stream.stream), ("heal", sub, chan, stream))
             return
@@ -567,7 +618,7 @@ class Receiver:
 
     def introduced(self, nonce: int, message: control.Introduced, now: float) -> None:
         """An agent has sent the key of a publisher."""
-        for timer in self._context.peers.introduced(nonce, message):
+        for timer in self._context.peers.introduced(nonce, message, self._context.generation):
             self._context.timers.set(timer, now)
 
     def request(self, nonce: int, publisher: int) -> Request | None:
@@ -621,11 +672,12 @@ class Receiver:
         if chan is None or stream is None or not stream.asked:
             return
         stream.doubted_at = None
+        stream.contested = 0
         stream.touched = now
         stream.knows(message.last)
         if request is not None and request.stream == message.stream:
             self._bound(sub, stream, message.assigned, request)
-        if request is not None and self._is_withdrawn(message, request):
+        if request is not None and self.is_withdrawn(message, request):
             self._context.counters.evidence_withdrawn += 1
             stream.deny(message.assigned, request)
         if stream.has_hole() and message.first != stream.asked:
@@ -634,6 +686,8 @@ class Receiver:
         if not stream.has_hole():
             stream.attempts = 0
             sub.healing = max(0, sub.healing - 1)
+            if not message.floor and stream.next == 1 and not stream.last:  # never begun: another client made it up
+                chan.streams.pop(stream.stream)
             return
         if stream.hole_begin() > message.first:
             stream.hole_since = now
@@ -655,7 +709,7 @@ class Receiver:
             if request.sent_at > answered_at:
                 stream.barred.setdefault(server, assigned)
 
-    def _is_withdrawn(self, message: control.Healed, request: Request) -> bool:
+    def is_withdrawn(self, message: control.Healed, request: Request) -> bool:
         """Whether the publisher has not used all the numbers that were known to exist when it was asked. Only with
         authentic messages: anyone could say that otherwise."""
         if self._context.key is None or request.stream != message.stream:
@@ -712,8 +766,11 @@ class Receiver:
                 stream.marked, stream.touched = stream.next, now
             idle = now - stream.touched > 2 * limits.publisher_idle_s
             if idle and not stream.has_hole() and stream.doubted_at is None:
-                del chan.streams[stream.stream]
+                if stream.final:
+                    del chan.streams[stream.stream]
+                else:  # its publisher may be cut off, with messages that no server has confirmed
+                    chan.lapse(stream)
         for chan in list(sub.channels.values()):
             chan.bound(limits.streams_per_channel_max)
-            if sub.pattern and not chan.streams:
-                del sub.channels[chan.name]
+        if sub.pattern:
+            sub.drop_silent_channels()

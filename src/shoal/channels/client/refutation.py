@@ -16,10 +16,11 @@ come (`Review`): what it had when it asked, from that server, above the answer, 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Final
 
 from shoal.channels.client.context import Context
-from shoal.channels.client.incoming_stream import ChannelIn, Origin, StreamIn
+from shoal.channels.client.incoming_stream import ChannelIn, Origin, Request, StreamIn
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscriber import Subscriber
@@ -47,6 +48,7 @@ class Refutations:
         self._subscriber = subscriber
         self._receiver = receiver
         self._incarnations: dict[str, int] = {}
+        self._generation = context.key.generation if context.key is not None else 0
 
     def heard(self, link: ServerLink) -> None:
         """The agent of a server has told its incarnation. If it is a new one, the agent may not have heard what came
@@ -56,6 +58,8 @@ class Refutations:
             for site in link.sites:
                 for _, stream in site.sub.all_streams():
                     stream.exempt[link.server] = max(stream.last, stream.next - 1)
+                if any(server == link.server for _, _, server in (*site.sub.early, *site.sub.passed)):
+                    site.sub.unheard.add(link.server)
 
     def told(self, link: ServerLink, heartbeat: control.Heartbeat, is_news: bool, now: float) -> None:
         """An agent names false messages on its server. What it has named stays false, so a heartbeat that is no news
@@ -67,12 +71,21 @@ class Refutations:
                 if site.kept:
                     site.kept = [kept for kept in site.kept if not _is_listed(*kept, link.server, channel, listed)]
             for sub in self._subscriptions(channel):
-                self._refute(sub, channel, _named(sub, channel, listed, link.server), now)
+                named = _named(sub, channel, listed, link.server)
+                if self._rotated:
+                    named = [copy for copy in named if not _is_unheard(sub, channel, copy)]
+                self._refute(sub, channel, named, now)
         for channel in heartbeat.overflow if is_news else ():
             for site in list(link.sites):
                 if not channel or site.sub.name == channel or (site.sub.pattern and channel in site.sub.channels):
                     spread_s = REVIEW_SPREAD_S * (self._context.client % 1000) / 1000
                     self._context.timers.set_if_absent(("review", site), now + spread_s)
+
+    @property
+    def _rotated(self) -> bool:
+        """Whether the agents have got another secret since this client began."""
+        key = self._context.key
+        return key is not None and key.generation != self._generation
 
     def _subscriptions(self, channel: bytes) -> Iterator[SubscriptionCore]:
         yield from list(self._subscriber.by_channel.get(channel, ()))
@@ -83,6 +96,8 @@ class Refutations:
 
     def _refute(self, sub: SubscriptionCore, channel: bytes, copies: list[tuple[int, int, Origin]], now: float) -> None:
         """Some copies of messages are false. All of them are dropped before one of the others takes a place."""
+        if not copies:
+            return
         if not sub.in_force:
             false = set(copies)
             sub.early = [early for early in sub.early if early[0] != channel or _copy(*early[1:]) not in false]
@@ -108,10 +123,15 @@ class Refutations:
             del stream.held[number]
         stream.disclaim(number, origin)
         seen = stream.origin_of(number)
-        if number < stream.next and seen is not None and seen[0] == origin:
+        if seen is not None and seen[0] == origin:
             self._retract(sub, chan, stream, number, handed=seen[1])
         if stream.birth == (number, origin):
-            self._begin_again(sub, chan, stream)
+            if number:
+                self._begin_again(sub, chan, stream)
+            else:
+                stream.birth = None
+        if stream.past_by == (number, origin):
+            stream.past_by = None
         if stream.ended_by == origin:
             stream.final, stream.ended_by = not stream.final, None
         if stream.server == origin.server:
@@ -121,20 +141,41 @@ class Refutations:
             chan.streams.pop(stream.stream, None)
         if stream.stream in chan.streams:
             self._replace(sub, chan, stream, now)
-            if stream.assured_by == origin:
-                stream.assured_by = None
-                self._receiver.doubt(sub, chan, stream, now)
+
+    def denied(self, sub: SubscriptionCore, message: control.Healed, request: Request, now: float) -> None:
+        """A publisher has not come as far as the number by which its stream was met, so another client made that up. No
+        agent may have named it: the agent may have been away."""
+        chan = sub.channels.get(message.channel)
+        stream = chan.streams.get(message.stream) if chan is not None else None
+        if chan is None or stream is None or stream.birth is None or not self._receiver.is_withdrawn(message, request):
+            return
+        number, origin = stream.birth
+        if message.assigned < number <= request.known:
+            self._refute(sub, chan.name, [(stream.stream, number, origin)], now)
+            if stream.stream in chan.streams:
+                stream.knows(message.last)
+                stream.deny(message.assigned, request)
+                stream.asked = 0
+                stream.doubted_at = None
+                self._receiver.advance(sub, chan, stream, now)
 
     def _retract(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, number: int, handed: bool) -> None:
-        """A delivered message was false."""
-        stream.recall(number)
+        """A delivered message was false. If the stream has begun again before it, nothing is missing in its place."""
+        if number < stream.next:
+            stream.recall(number)
+        else:
+            stream.older.pop(number, None)
         if handed:
             self._context.counters.retracted += 1
             sub.inbox.report(Retraction(chan.text, stream.publisher, number, sub.pattern_text))
             self._receiver.notify(sub)
 
     def _begin_again(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
-        """The first that was heard of a stream was false. The lowest number that was heard since is the first one."""
+        """The first that was heard of a stream was false. The lowest number that was heard since is the first one. What
+        agents are asked now was asked about other numbers."""
+        for site in sub.sites.values():
+            if site.review is not None:
+                site.review.known.pop(stream, None)
         stream.set_aside()
         delivered = [number for number in stream.older if stream.first <= number < stream.next]
         heard = [(number, stream.older[number][0]) for number in delivered]
@@ -142,6 +183,7 @@ class Refutations:
         heard += [(number, origin) for number, (_, origin) in stream.held.items()]
         heard += [(number, origin) for number, origins in stream.claims.items() for origin in origins]
         stream.birth = min(heard, default=None)
+        stream.contested = 0
         if stream.birth is None:
             del chan.streams[stream.stream]
             return
@@ -176,15 +218,16 @@ class Refutations:
         self._context.counters.rechecks += 1
         self._subscriber.drop_review(site)
         known = {
-            (chan.name, stream.stream): (
-                stream.next,
-                {(number, one) for number, of in stream.claims.items() for one in of},
-            )
-            for chan, stream in sub.all_streams()
+            stream: (stream.next, {(number, one) for number, of in stream.claims.items() for one in of})
+            for _, stream in sub.all_streams()
         }
+        for stream, (_, copies) in known.items():
+            if stream.birth is not None:
+                copies.add(stream.birth)
         for channel, number, sequence, origin in sub.rivals:
-            if (channel, number) in known:
-                known[channel, number][1].add((sequence, origin))
+            chan = sub.channels.get(channel)
+            if chan is not None and number in chan.streams:
+                known[chan.streams[number]][1].add((sequence, origin))
         site.review = Review(self._context.next_number(), site.link.incarnation, known)
         self._subscriber.reviews[site.review.nonce] = site
         self._subscriber.say_hello(site, site.review.nonce)
@@ -192,12 +235,18 @@ class Refutations:
     def reviewed(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
         """An agent has told how far the streams have come. It has listed every authentic one that it heard."""
         review, site.review = site.review, None
-        if review is None or not answer.complete or answer.incarnation != review.incarnation:
-            return
         sub, server = site.sub, site.server
+        if review is None:
+            return
+        if not answer.complete or answer.incarnation != review.incarnation:
+            for chan, stream in sub.all_streams():
+                if stream.contested:
+                    self._receiver.doubt(sub, chan, stream, now)
+            return
         lasts = {(channel, stream): last & ~ENDED for channel, stream, last, _ in answer.streams}
         for chan, stream in sub.all_streams():
-            following, copies = review.known.get((chan.name, stream.stream), (0, set()))
+            following, copies = review.known.get(stream, (0, set()))
+            stream.contested = 0
             last = max(lasts.get((chan.name, stream.stream), 0), stream.exempt.get(server, 0))
             if following > last + 1:
                 stream.set_aside()
@@ -218,10 +267,14 @@ def _named(
         (stream, number): streams[stream].origins(number) if stream in streams else set()
         for stream, number, _ in listed
     }
-    if sub.rivals or sub.early or sub.passed:
-        for name, stream, number, origin in (*sub.rivals, *_early(sub)):
-            if name == channel and (stream, number) in known:
-                known[stream, number].add(origin)
+    for name, stream, number, origin in sub.rivals:
+        if name == channel and (stream, number) in known:
+            known[stream, number].add(origin)
+    for name, blob, source in chain(sub.early, sub.passed):
+        if name == channel and source == server and is_envelope(blob):
+            _, stream, number, _, _ = WORDS.unpack_from(blob)
+            if (stream, number) in known:
+                known[stream, number].add(Origin.of(blob, source))
     return [
         (stream, number, origin)
         for stream, number, mark in listed
@@ -230,19 +283,21 @@ def _named(
     ]
 
 
+def _is_unheard(sub: SubscriptionCore, channel: bytes, copy: tuple[int, int, Origin]) -> bool:
+    """Whether a copy came before the agent of its server began to listen. An agent that knows only newer secrets names
+    an old message as false if another client repeats it; it does not mean the true copy."""
+    number, sequence, origin = copy
+    chan = sub.channels.get(channel)
+    stream = chan.streams.get(number) if chan is not None else None
+    return stream is not None and sequence <= stream.exempt.get(origin.server, 0)
+
+
 def _is_listed(name: bytes, blob: bytes, server: str, channel: bytes, listed: list[tuple[int, int, int]]) -> bool:
     """Whether an agent names a copy that waits for its answer."""
     if name != channel or (copy := _copy(blob, server)) is None:
         return False
     stream, number, origin = copy
     return any(named[:2] == (stream, number) and named[2] == origin.mark(stream, number) for named in listed)
-
-
-def _early(sub: SubscriptionCore) -> Iterator[tuple[bytes, int, int, Origin]]:
-    """The copies that wait until the subscription is in force."""
-    for channel, blob, server in (*sub.early, *sub.passed):
-        if (copy := _copy(blob, server)) is not None:
-            yield channel, *copy
 
 
 def _copy(blob: bytes, server: str) -> tuple[int, int, Origin] | None:

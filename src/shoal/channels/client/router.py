@@ -24,7 +24,7 @@ from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
 from shoal.channels.client.authentication import Authentication
-from shoal.channels.client.context import AgentRefused, Context, FetchRing, Unreachable
+from shoal.channels.client.context import AgentRefused, Context, Enrol, FetchRing, Unreachable
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.incoming_stream import Request
 from shoal.channels.client.outgoing_stream import Outgoing
@@ -46,6 +46,7 @@ from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 from shoal.wire.identity import ClientKey
 
 LEASE: Final = rule("lease", "A server whose lease has run out is not used for publishing.")
+KEY_PROVED: Final = rule("key_proved", "A newer key is used at a server when its agent has shown that it has it too.")
 
 
 Posted: TypeAlias = tuple[Outgoing, int]
@@ -90,6 +91,9 @@ class Router:
     ) -> None:
         self._context = Context(client, book, limits, rules, first_number, key)
         self._publisher = Publisher(self._context)
+        self.publish: Final = self._publisher.publish
+        self.await_confirm: Final = self._publisher.await_confirm
+        """See `Publisher`. Two calls in between would be 3 % of the cost of a confirmed message."""
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self._refutations = Refutations(self._context, self._subscriber, self._receiver)
@@ -132,14 +136,11 @@ class Router:
 
     # The application
 
-    def publish(self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float) -> Posted | None:
-        """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. None while the
-        publish buffer is full. The caller has checked name and size."""
-        return self._publisher.publish(channel, payload, attributes, time_us, now)
-
-    def await_confirm(self, out: Outgoing, sequence: int, token: object) -> bool:
-        """Asks for a `Confirmed(token)` effect; returns False if the message is confirmed already."""
-        return self._publisher.await_confirm(out, sequence, token)
+    def turn_took(self, seconds: float) -> None:
+        """Messages were published under the same time for so long: what other clients are told about their age must
+        not be more than it is."""
+        if seconds > self._publisher.turn_s_max:
+            self._publisher.turn_s_max = seconds
 
     def subscribe(self, name: bytes, pattern: bool, now: float, wanted: Wanted | None = None) -> SubscriptionCore:
         """A new subscription; see its `in_force` and its `inbox`, which gets only `wanted` messages."""
@@ -282,6 +283,7 @@ class Router:
             return
         if news:
             self.counters.ring_changes += 1
+            self._follow_keys(now)
             self._replace(now)
             if known is not None:
                 self._subscriber.report_missed(known)
@@ -322,6 +324,85 @@ class Router:
         for link in list(self._context.links.values()):
             self._review(link, now)
 
+    # The client's key
+
+    def _follow_keys(self, now: float) -> None:
+        """A new ring: the agents have a newer secret, or an older one has ended."""
+        context, ring = self._context, self._context.book.ring
+        if context.key is None or ring is None or not ring.agent_keys:
+            return
+        named = {key.generation for key in ring.agent_keys}
+        context.peers.retain(named)
+        context.expired = context.key.generation not in named
+        if self.wants_key:
+            context.effects.append(Enrol())
+        for generation in [old for old in context.keys if old not in named and old != context.key.generation]:
+            del context.keys[generation]
+        for link in context.links.values():
+            if link.from_agent is not None:
+                link.from_agent = {known: key for known, key in link.from_agent.items() if known in named}
+            if link.key is not None and link.key.generation not in named:
+                if link.offered is not None:
+                    link.use(link.offered)
+                    self._publisher.key_changed(link)
+                context.drop(link)
+
+    @property
+    def wants_key(self) -> bool:
+        """Whether the agents have a newer secret than that of this client's key, or not that one any more."""
+        key, ring = self._context.key, self._context.book.ring
+        newer = key is not None and ring is not None and any(new.generation > key.generation for new in ring.agent_keys)
+        return newer or self._context.expired
+
+    @property
+    def renewable(self) -> ClientKey | None:
+        """The key that agents renew; None if it has ended, so that this client needs another id."""
+        return None if self._context.expired else self._context.key
+
+    def enrolled(self, key: ClientKey, now: float) -> None:
+        """An agent has given a newer key. It is used at each server when its agent has shown that it has it."""
+        context = self._context
+        if context.key is None or not self.wants_key:
+            return
+        if key.client != context.client:
+            self._begin_identity(key, now)
+            return
+        context.key = context.keys[key.generation] = key
+        for link in context.links.values():
+            if KEY_PROVED in context.rules:
+                link.offer(key)
+                if link.state is states.LinkState.USABLE:
+                    self._offer_key(link, now)
+            else:
+                link.use(key)
+                self._publisher.key_changed(link)
+
+    def _begin_identity(self, key: ClientKey, now: float) -> None:
+        """The agents do not know the client's key any more: it goes on as another client. Its subscriptions stay."""
+        context = self._context
+        self.counters.identities += 1
+        context.effects.append(self._publisher.abandon())
+        self.client = context.client = key.client
+        context.key, context.expired = key, False
+        context.keys.clear()
+        context.keys[key.generation] = key
+        context.peers.retain(())
+        self._inbox, self._peer_channel = inbox_channel(key.client), peer_channel(key.client)
+        self._byes_owed.clear()
+        for link in list(context.links.values()):
+            link.byes.clear()
+            link.from_agent = None
+            link.use(key)
+            context.drop(link)
+            self._review(link, now)
+
+    def _offer_key(self, link: ServerLink, now: float) -> None:
+        """Greets an agent with the newer key."""
+        key = link.offered
+        assert key is not None
+        self._greet(link, now, control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(link.server)))
+        link.offered_at_number = self._context.number
+
     # Links
 
     def _review(self, link: ServerLink, now: float) -> None:
@@ -355,10 +436,10 @@ class Router:
         self._subscriber.link_opened(link, now)
         self._context.touch(link)
 
-    def _greet(self, link: ServerLink, now: float) -> None:
+    def _greet(self, link: ServerLink, now: float, seal: control.KeySeal | None = None) -> None:
         nonce = self._context.next_number()
         link.greeted(nonce, now)
-        self._context.tell_agent(link, control.Greet(nonce, self._context.book.version, link.incarnation))
+        self._context.tell_agent(link, control.Greet(nonce, self._context.book.version, link.incarnation), seal)
 
     def received(self, server: str, frames: list[Any], now: float) -> None:
         """Frames from a server, in the order in which they came."""
@@ -399,6 +480,8 @@ class Router:
                 self._context.timers.set(("lease", link), link.usable_until)
         if ring_version > self._context.book.version:
             self._greet(link, now)
+        elif link.offered is not None and not link.greeted_since(now - self.limits.hello_retry_s):
+            self._offer_key(link, now)
         link.send_ping(now)
         self._context.touch(link)
 
@@ -477,6 +560,7 @@ class Router:
         except ProtocolError:
             self.counters.garbage += 1
             return
+        self._context.generation = head.generation
         if channel == HEARTBEAT_CHANNEL:
             self._broadcast(link, number, message, now)
         elif channel == self._peer_channel:
@@ -529,6 +613,10 @@ class Router:
                     self.ring(message.ring, now)
                 self._lease_due(link, now)
                 if link.welcomed(number, message, self._lease_s(message.lease_ms)):
+                    if link.offered is not None and link.offered.generation == self._context.generation:
+                        self.counters.renewals += 1
+                        link.use(link.offered)
+                        self._publisher.key_changed(link)
                     self._refutations.heard(link)
                     self._take_heartbeat(link, message.ring_version, now)
                     self._context.incarnation_known(link)
@@ -551,12 +639,23 @@ class Router:
             wait_s = min(refused.retry_ms, BUSY_MS_MAX) / 1000
             link.busy_until = max(link.busy_until, now + wait_s)
             return
+        if refused.code == control.REFUSED_IDENTITY and link.opened_at_number < number <= self._context.number:
+            self._refused_identity(link, number, now)
+            return
         if link.state is states.LinkState.USABLE or not link.opened_at_number < number <= self._context.number:
             self.counters.garbage += 1
             return
         self._context.effects.append(
             AgentRefused(link.server, refused.code, refused.version_min, refused.version_max, refused.text)
         )
+
+    def _refused_identity(self, link: ServerLink, number: int, now: float) -> None:
+        """An agent does not know the client's key: it was revoked, or the agent does not have the newer secret yet. The
+        newest ring tells."""
+        self._context.effects.append(FetchRing())
+        if number != link.offered_at_number:
+            link.disown(now)
+            self._lease_due(link, now)
 
     def _from_peer(self, link: ServerLink, client: int, number: int, message: control.Control, now: float) -> None:
         match message:
@@ -601,6 +700,8 @@ class Router:
         if isinstance(message, control.Resend):
             self._receiver.resent(sub, message, server, now)
         else:
+            if request is not None:
+                self._refutations.denied(sub, message, request, now)
             self._receiver.healed(sub, message, now, request)
 
     def _answered(self, link: ServerLink, nonce: int, answer: control.Answer, now: float) -> None:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.channels import states
 from shoal.channels.heartbeat_order import HeartbeatOrder
+from shoal.channels.token_bucket import TokenBucket
 from shoal.plan.ring import ServerAddress
-from shoal.rules import ALL_RULES, Rules
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
 from shoal.wire.commands import Command
 from shoal.wire.envelope import AGENT_CHANNEL
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from shoal.channels.client.outgoing_stream import Lane
     from shoal.channels.client.subscription import SubscribedServer
 
+HEARD_BACK: Final = rule(
+    "heard_back", "A heartbeat extends the lease from the last own heartbeat that its agent had heard back."
+)
+
 GREETINGS_REMEMBERED: Final = 16
 HEARTBEATS_REMEMBERED: Final = 8
 """An agent hears its own heartbeats back long before it has sent this many more."""
@@ -37,7 +42,10 @@ HEARTBEATS_REMEMBERED: Final = 8
 RESYNCS_REMEMBERED: Final = 64
 """Resyncs on one connection that are recognised when they are repeated."""
 SIGNATURES_PER_S_MAX: Final = 50
-"""Signatures that a client verifies in a second and connection. Agents send two or three; the rest is dropped."""
+SIGNATURES_AT_ONCE_MAX: Final = 1000
+"""Signatures that a client verifies on a connection: so many a second, and so many at once after a time without any, as
+when it was suspended. Agents send two or three a second, up to ten while they name false messages; the rest is
+dropped. One takes 0.11 ms."""
 
 
 class Ping:
@@ -76,8 +84,7 @@ class ServerLink:
         "_greets",
         "_resyncs",
         "_rules",
-        "_verified",
-        "_verified_from",
+        "_signatures",
         "address",
         "anchor",
         "busy_until",
@@ -87,8 +94,11 @@ class ServerLink:
         "from_agent",
         "incarnation",
         "inflight",
+        "key",
         "lanes",
         "listening",
+        "offered",
+        "offered_at_number",
         "opened_at_number",
         "order",
         "outbox",
@@ -105,13 +115,18 @@ class ServerLink:
     def __init__(self, address: ServerAddress, key: ClientKey | None = None, rules: Rules = ALL_RULES) -> None:
         self.address = address
         self.server = address.id
+        self.key: ClientKey | None = None
+        """The client's key that is used at this server; None with scheme 0."""
         self.to_agent: control.KeySeal | None = None
         """Authenticates messages to the server's agent; None with scheme 0."""
-        self.from_agent: bytes | None = None
-        """The key of the agent's messages to this client; None with scheme 0."""
+        self.from_agent: dict[int, bytes] | None = None
+        """The keys of the agent's messages to this client, by generation; None with scheme 0."""
+        self.offered: ClientKey | None = None
+        """A newer key. It is used when the agent has answered a Greet that was made with it: then the agent has it."""
+        self.offered_at_number = 0
+        """The number of the last such Greet."""
         if key is not None:
-            self.to_agent = control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(self.server))
-            self.from_agent = key.from_agent(self.server)
+            self.use(key)
         self._rules = rules
         self.state = states.LinkState.DOWN
         self.outbox: list[Command] = []
@@ -127,8 +142,7 @@ class ServerLink:
         self._greets: dict[int, float] = {}
         self._greeted_at = float("-inf")
         self._resyncs: dict[tuple[int, int, int], None] = {}
-        self._verified = 0
-        self._verified_from = float("-inf")
+        self._signatures = TokenBucket(SIGNATURES_AT_ONCE_MAX, SIGNATURES_PER_S_MAX, 0.0)
         self.order = HeartbeatOrder(rules)
         self.incarnation = 0
         self.opened_at_number = 0
@@ -145,6 +159,17 @@ class ServerLink:
         """Until when the agent has asked this client to wait."""
         self.queue_end = 0.0
         """When the last of the questions that wait will be sent."""
+
+    def use(self, key: ClientKey) -> None:
+        """Uses this key from now on; the agent's messages are taken with older ones too."""
+        self.key, self.offered = key, None
+        self.to_agent = control.KeySeal(control.CLIENT_SCHEME, key.generation, key.to_agent(self.server))
+        self.from_agent = {**(self.from_agent or {}), key.generation: key.from_agent(self.server)}
+
+    def offer(self, key: ClientKey) -> None:
+        """There is a newer key, which the agent may not have yet."""
+        self.offered = key
+        self.from_agent = {**(self.from_agent or {}), key.generation: key.from_agent(self.server)}
 
     @property
     def open(self) -> bool:
@@ -209,6 +234,8 @@ class ServerLink:
         """Takes a heartbeat of the server's agent."""
         self.incarnation = heartbeat.incarnation
         since = self._anchors.get((heartbeat.instance, heartbeat.heard))
+        if HEARD_BACK not in self._rules:
+            since = self.anchor
         if since is not None:
             self.grant(lease_s, since)
         if self.anchor is not None:
@@ -232,10 +259,7 @@ class ServerLink:
 
     def may_verify(self, now: float) -> bool:
         """Whether another signature on this connection may be verified now: junk must not take all the time."""
-        if now >= self._verified_from + 1.0:
-            self._verified_from, self._verified = now, 0
-        self._verified += 1
-        return self._verified <= SIGNATURES_PER_S_MAX
+        return self._signatures.take(1, now)
 
     def grant(self, lease_s: float, since: float) -> None:
         """The agent holds its lease for `lease_s` from a moment that is not before `since`."""
@@ -253,6 +277,11 @@ class ServerLink:
     def lapsed(self, now: float) -> bool:
         """Whether the lease is over and that was not noticed yet, for example because this process was suspended."""
         return self.state is states.LinkState.USABLE and now >= self.usable_until
+
+    def disown(self, now: float) -> None:
+        """The agent does not take this client's messages: the server is used again after the next Welcome."""
+        self.order = HeartbeatOrder(self._rules)
+        self.usable_until = min(self.usable_until, now)
 
     def reset(self) -> None:
         """The connection is lost, and everything in flight with it."""

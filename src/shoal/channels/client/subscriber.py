@@ -112,7 +112,8 @@ class Subscriber:
         self._placed_by = self._context.book.version
 
     def place(self, sub: SubscriptionCore, now: float) -> None:
-        """Applies the plan to the sites of a subscription."""
+        """Applies the plan to the sites of a subscription. One that is in force leaves no server of the ring before the
+        agent there has answered: publishers may have been there while the subscription was not."""
         homes = self.servers(sub)
         earlier = self._earlier(sub, homes)
         for server in (*homes, *earlier):
@@ -125,7 +126,8 @@ class Subscriber:
                 site.step("moved back")
         for server, site in list(sub.sites.items()):
             asks = site.state in (states.SiteState.WAITING, states.SiteState.ASKING)
-            if server in homes or (server in earlier and (asks or not sub.in_force)):
+            answers = sub.in_force and asks and self._context.book.address(server) is not None
+            if server in homes or answers or (server in earlier and not sub.in_force):
                 continue
             if self._left_by_plan(sub, server):
                 continue
@@ -162,11 +164,11 @@ class Subscriber:
     def _left_by_plan(self, sub: SubscriptionCore, server: str) -> bool:
         """Whether a move leaves a server: then `_acknowledge` decides when, without a waiting time."""
         book = self._context.book
-        entry = None if sub.pattern else book.entry(sub.name)
+        entry = None if sub.pattern else book.placing_entry(sub.name)
         return entry is not None and server in entry.servers and book.address(server) is not None
 
     def _subscribe_on(self, sub: SubscriptionCore, link: ServerLink, now: float) -> None:
-        site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by)
+        site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by, now)
         link.sites[site] = None
         self._context.want(link, now)
         if sub.in_force:
@@ -187,7 +189,7 @@ class Subscriber:
         """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
         where all subscriptions are, so that is possible only where a channel followed the ring."""
         book = self._context.book
-        entry = None if site.sub.pattern else book.entry(site.sub.name)
+        entry = None if site.sub.pattern else book.placing_entry(site.sub.name)
         return book.address(site.server) is None and (entry is None or site.server not in entry.servers)
 
     def acknowledge_again(self, name: bytes) -> None:
@@ -364,7 +366,8 @@ class Subscriber:
         another, restarted = site.incarnation != answer.incarnation, site.incarnation not in (0, answer.incarnation)
         site.incarnation = answer.incarnation
         heard = {(channel, stream) for channel, stream, _, _ in answer.streams}
-        for listed in (*answer.streams, *(answer.absent if another else ())):
+        heard -= {(channel, stream) for channel, stream, _, _ in answer.absent}
+        for listed in (*answer.heard(), *(answer.heard_before() if another else ())):
             self._receiver.evidence(sub, listed, site.server, now)
         self._receiver.vouched(sub, heard, site.server)
         self._receiver.returned(sub, site, [*answer.streams, *answer.absent], now)
@@ -427,7 +430,7 @@ class Subscriber:
     def _belonged(self, sub: SubscriptionCore, rings: tuple[Members, ...] | None, unknown: str) -> set[str]:
         """The servers on which a subscription may belong by some rings, and not by the plan alone; `unknown` if these
         rings are not known any more."""
-        entry = None if sub.pattern else self._context.book.entry(sub.name)
+        entry = None if sub.pattern else self._context.book.placing_entry(sub.name)
         if rings is None:
             return {unknown} if entry is None else set()
         if sub.pattern:
@@ -470,7 +473,7 @@ class Subscriber:
             if site.sub.in_force:
                 site.sub.whole = False
                 if site.sub.away_since is None:
-                    site.sub.away_since = max(link.carried_until, site.sub.owed_from)
+                    site.sub.away_since = max(link.carried_until, site.added_at, site.sub.owed_from)
             if site.state is states.SiteState.IN_FORCE and link.incarnation:
                 site.incarnation = link.incarnation
             if site.state is not states.SiteState.WAITING:

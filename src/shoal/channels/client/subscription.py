@@ -28,6 +28,9 @@ Rival: TypeAlias = tuple[bytes, int, int, Origin]
 PASSED_MAX: Final = 256
 """Messages that did not fit `early` whose claims are remembered until the subscription is in force."""
 
+LAPSED_CHANNELS_MAX: Final = 10_000
+"""Channels of a pattern that are remembered only for their streams that were given up, about 5 MB."""
+
 RIVALS_MAX: Final = 256
 RIVAL_BYTES_MAX: Final = 1 << 20
 """Second copies that a subscription keeps, and their payloads; at least one. Publishers are asked for the others."""
@@ -39,8 +42,8 @@ class Review(NamedTuple):
 
     nonce: int
     incarnation: int
-    known: dict[tuple[bytes, int], tuple[int, set[tuple[int, Origin]]]]
-    """By channel and stream: the next number, and the copies of later ones and of rivals, each with its number."""
+    known: dict[StreamIn, tuple[int, set[tuple[int, Origin]]]]
+    """By stream: the next number, and the copies of later ones and of rivals, each with its number."""
 
 
 class SubscribedServer:
@@ -55,6 +58,7 @@ class SubscribedServer:
     """
 
     __slots__ = (
+        "added_at",
         "attempts",
         "incarnation",
         "kept",
@@ -70,7 +74,9 @@ class SubscribedServer:
         "was_subscribed",
     )
 
-    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int) -> None:
+    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int, now: float) -> None:
+        self.added_at = now
+        """When the subscription came to belong here."""
         self.sub = sub
         self.link = link
         self.server = link.server
@@ -98,7 +104,11 @@ class SubscribedServer:
         parts, self.parts = self.parts, []
         streams = [stream for part in parts for stream in part.streams]
         absent = [stream for part in parts for stream in part.absent]
-        return msgspec.structs.replace(answer, streams=streams, absent=absent)
+        streams_finer = b"".join(part.streams_finer.ljust(len(part.streams), b"\0") for part in parts)
+        absent_finer = b"".join(part.absent_finer.ljust(len(part.absent), b"\0") for part in parts)
+        return msgspec.structs.replace(
+            answer, streams=streams, absent=absent, streams_finer=streams_finer, absent_finer=absent_finer
+        )
 
     def step(self, event: str) -> None:
         """Takes the transition that `states.SITE` gives for the event."""
@@ -153,6 +163,7 @@ class SubscriptionCore:
         "sites",
         "streams",
         "text",
+        "unheard",
         "unlisted",
         "wanted",
         "whole",
@@ -172,6 +183,8 @@ class SubscriptionCore:
         self.passed: deque[tuple[bytes, bytes, str]] = deque(maxlen=PASSED_MAX)
         self.baseline: dict[tuple[bytes, int], tuple[int, str]] = {}
         self.unlisted: dict[str, float] = {}
+        self.unheard: set[str] = set()
+        """Servers whose agent began another incarnation while messages from there waited in `early`."""
         self.in_force = False
         self.owed_from = -math.inf
         self.whole = True
@@ -193,6 +206,14 @@ class SubscriptionCore:
         if channel is None:
             channel = self.channels[name] = ChannelIn(name)
         return channel
+
+    def drop_silent_channels(self) -> None:
+        """Drops the channels of a pattern that have no streams, except the newest ones with streams that were given up:
+        if one of these publishes again, what it had delivered is not delivered twice."""
+        silent = [channel for channel in self.channels.values() if not channel.streams]
+        given_up = [channel for channel in silent if channel.lapsed]
+        for channel in (*(channel for channel in silent if not channel.lapsed), *given_up[:-LAPSED_CHANNELS_MAX]):
+            del self.channels[channel.name]
 
     def all_streams(self) -> Iterator[tuple[ChannelIn, StreamIn]]:
         """Every stream with its channel. Streams may be added and removed during the iteration."""

@@ -299,7 +299,7 @@ class ChannelRecord:
             stream = self._streams[number] = RecordedStream(sequence - 1, fresh=self._broken)
             self._bound()
             self._claim(number, sequence - 1)
-        elif stream.doubted:
+        elif stream.doubted and sequence > stream.last:  # a lower number may be repeated by another client
             stream.owe(stream.last + 1, sequence - 1, now)
             self._wait(now)
         if stream.hear(sequence) or RECORD_ONCE not in self._rules:
@@ -322,7 +322,7 @@ class ChannelRecord:
         elif stream.fresh and present:
             stream.fresh = False
             stream.owe(1, stream.met - 1, now)
-        elif stream.doubted:
+        elif stream.doubted and (present or last > stream.last):
             stream.owe(stream.last + 1, last, now)
         self._wait(now)
 

@@ -5,9 +5,9 @@ is derived at the stream's first message from the agents' secret; its prepared s
 that a message costs one compression. Nothing of a message with a false tag enters the tables of channels and streams.
 Never touches a socket or a clock.
 
-The scan itself knows only the states of known streams. For any other message it stops with `UNKNOWN_LANE`; the scanner
-calls `find_lane`, which leaves its result in the cursor, and scans the message again. In one loop both would take a
-minute to compile.
+The scan knows the states of known streams. For any other message `take_number` answers `UNKNOWN_LANE`; the scan then
+calls `find_lane`, which leaves its result in the cursor, and takes the message again. `find_lane` is a kernel of its
+own: inlined, the scan would take a minute to compile.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shoal.channels.telemetry.tables import (
     NO_ROOM,
     REFUSED,
     REFUTED_MAX,
+    TICKS_PER_S,
     UNTOLD_LAST,
     Tables,
     enter_stream,
@@ -62,8 +63,8 @@ _STREAM_AT: Final = 8
 _SEQUENCE_AT: Final = 16
 _TIME_AT: Final = 24
 _SETTLED_BYTES: Final = 8
-_US_PER_S: Final = np.uint64(US_PER_S)
-_QUIET_S_MAX: Final = np.int64(2**30)
+_US_PER_TICK: Final = np.uint64(US_PER_S // TICKS_PER_S)
+_QUIET_TICKS_MAX: Final = np.int64(2**30)
 _ENDED: Final = np.uint64(ENDED)
 _UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 _EPOCH_BITS: Final = np.uint64(EPOCH_BITS)
@@ -186,7 +187,10 @@ def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
 def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: int) -> int:
     """Notes the number of the message at an index if the message is authentic. Returns its standing, or `NO_ROOM`: call
     `grow` and try again, or `UNKNOWN_LANE`: call `find_lane` and try again. Numbers of messages with unknown flags are
-    not noted."""
+    not noted.
+
+    A message with a false tag is listed, unless its number was published when an earlier secret was in use: then it may
+    be a true one that another client repeats, with the same header, and subscribers would take back the true one."""
     head = tables.head[0]
     flags = np.int64(data[at + _FLAGS_AT])
     stream = load_u64(data, at + _STREAM_AT)
@@ -202,7 +206,8 @@ def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: 
         if not known and cursor.lane_of != at:
             return UNKNOWN_LANE
         if not known and not cursor.lane_found:
-            refute(tables, channel, stream, sequence, np.uint64(cursor.mark), index != MISSING)
+            if index == MISSING or sequence > tables.streams[index].uncheckable:
+                refute(tables, channel, stream, sequence, np.uint64(cursor.mark), index != MISSING)
             return FALSE
     if flags & UNKNOWN_FLAGS:
         return FRESH
@@ -211,7 +216,7 @@ def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: 
         if index == NO_ROOM:
             return NO_ROOM
         if index == REFUSED:
-            if head.secrets and tables.channels[channel].refused_second != head.second:
+            if head.secrets and tables.channels[channel].refused_tick != head.tick:
                 refute(tables, channel, stream, sequence, np.uint64(cursor.mark), False)
                 return FALSE
             return FRESH
@@ -227,12 +232,12 @@ def take_number(tables: Tables, cursor: Records, channel: int, data: Bytes, at: 
             standing = COPY
         elif not flags & FORWARDED:
             record.above = sequence
-    quiet_s = np.int64(0)
+    quiet_ticks = np.int64(0)
     if flags & BEACON:
-        quiet_s = min(np.int64(load_u64(data, at + _TIME_AT) // _US_PER_S), _QUIET_S_MAX)
+        quiet_ticks = min(np.int64(load_u64(data, at + _TIME_AT) // _US_PER_TICK), _QUIET_TICKS_MAX)
         if flags & FINAL:
             sequence |= _ENDED
-    raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0, int(quiet_s))
+    raise_last(tables, index, sequence, (flags & (BEACON | FORWARDED)) == 0, int(quiet_ticks))
     return standing
 
 

@@ -25,7 +25,7 @@ from typing import Final
 
 import numpy as np
 
-from shoal.channels.telemetry.lane_check import FALSE, FRESH, UNKNOWN_LANE, take_number
+from shoal.channels.telemetry.lane_check import FALSE, FRESH, UNKNOWN_LANE, find_lane, take_number
 from shoal.channels.telemetry.tables import (
     METERED,
     NO_ROOM,
@@ -161,8 +161,7 @@ _LF: Final = 10
 
 @kernel
 def scan_frames(data: Bytes, cursors: Records, tables: Tables, meter: Records) -> int:
-    """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW`, `LANE` or a
-    fault."""
+    """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
     data = borrow(data)
     tables = borrow_tables(tables)
     cursor = borrow(cursors)[0]
@@ -173,6 +172,9 @@ def scan_frames(data: Bytes, cursors: Records, tables: Tables, meter: Records) -
             status = skip(data, cursor)
         elif cursor.walk_left == 0 and may_be_observed(data, cursor.at, cursor.end):
             status = take_observed(data, cursor, tables, meter)
+            if status == LANE:
+                find_lane(data, cursors, tables)
+                status = PASSED
         else:
             if cursor.walk_left == 0:
                 cursor.walk_at = cursor.at
@@ -316,9 +318,9 @@ def mark_incomplete(data: Bytes, tables: Tables, name_at: int, name_bytes: int) 
     head = tables.head[0]
     index = find_channel(tables, data, name_at, name_bytes, hash_words(data, name_at, name_bytes, head.seed))
     if index >= 0:
-        tables.channels[index].refused_second = head.second
+        tables.channels[index].refused_tick = head.tick
     else:
-        head.refused_second = head.second
+        head.refused_tick = head.tick
 
 
 @part
@@ -374,7 +376,7 @@ def count(
         channel.unit = head.unit
         tables.active_channels[head.active_channels] = index
         head.active_channels += 1
-    channel.second = max(channel.second, head.second)
+    channel.tick = max(channel.tick, head.tick)
     channel.bytes_in += payload_bytes
     channel.frame_bytes += frame_bytes
     if beacon:

@@ -1,9 +1,9 @@
 """The scanner: counts the messages on the agent's observing connection as fast as Redis can send them.
 
 Owns the unscanned bytes of that connection and the tables of channels and streams. Never touches a socket or a clock:
-bytes and the second are arguments. The analyzer turns the counts into figures.
+bytes and the time are arguments. The analyzer turns the counts into figures.
 
-    feed(data, second)     takes bytes, cut anywhere
+    feed(data, now)        takes bytes, cut anywhere
     scan()                 counts observed messages up to the next frame that is not one or that is on a watched
                            channel, and returns that frame; None when all bytes are scanned
     watch(channel, on)     sets whether a channel is watched
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.channels.telemetry import scan_kernel, table_queries
-from shoal.channels.telemetry.lane_check import FALSE, FRESH, find_lane
+from shoal.channels.telemetry.lane_check import FALSE, FRESH
 from shoal.channels.telemetry.tables import (
     ALWAYS,
     COUNTERS,
@@ -34,6 +34,7 @@ from shoal.channels.telemetry.tables import (
     NO_VERSION,
     REFUSED,
     REFUTED_MAX,
+    TICKS_PER_S,
     Indexes,
     TableLimits,
     grow,
@@ -94,13 +95,16 @@ class Refuted(NamedTuple):
 class Listing(NamedTuple):
     """The streams of a channel with their last sequence numbers.
 
-    `complete` is False if a limit of the tables was met, so that streams may be missing. `seconds` says when each
-    stream was last heard.
+    `complete` is False if a limit of the tables was met, so that streams may be missing. `heard_by` says for each
+    stream by when it was last heard, by the clock of `feed`.
     """
 
     streams: list[tuple[int, int]]
     complete: bool
-    seconds: list[int]
+    heard_by: list[float]
+    told: list[bool]
+    """Whether each stream's publisher has told how far it had come when the agent began to listen. Without secrets
+    anyone could tell that, and it is not asked."""
     known: bool = True
     """Whether the channel is in the table."""
 
@@ -150,8 +154,8 @@ class Scanner:
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._buffer = np.zeros(FIRST_BUFFER_BYTES + PADDING_BYTES, np.uint8)
         self._view = self._buffer.data
-        self._first_second: int | None = None
-        self._second: int | None = None
+        self._first_tick: int | None = None
+        self._tick: int | None = None
         self._observed_bytes = 0
         self._end = 0
         self._used_up = True
@@ -165,13 +169,15 @@ class Scanner:
         """Checks the tags of messages from now on, see `tables.set_secrets`."""
         if (server, tuple(keys)) == (self._server, self._secrets):
             return
+        dropped = not set(self._secrets).issubset(keys)
         self._server, self._secrets = server, tuple(keys)
-        set_secrets(self._tables, server, keys)
+        set_secrets(self._tables, server, keys, dropped)
 
-    def feed(self, data: bytes, second: int) -> None:
-        """Takes bytes that arrived in `second`."""
-        if second != self._second:
-            self._enter(second)
+    def feed(self, data: bytes, now: float) -> None:
+        """Takes bytes that had arrived by `now`, a time of a clock that is never set."""
+        tick = int(now * TICKS_PER_S)
+        if tick != self._tick:
+            self._enter(tick)
         cursor, size = self._cursor, len(data)
         self._observed_bytes += size
         at = int(cursor[_AT])
@@ -185,11 +191,16 @@ class Scanner:
         if at:
             cursor[_WALK_AT] -= at
 
-    def _enter(self, second: int) -> None:
-        if self._first_second is None:
-            self._first_second = second
-        self._second = second
-        self._tables.head["second"] = second - self._first_second
+    def _enter(self, tick: int) -> None:
+        if self._first_tick is None:
+            self._first_tick = tick
+        self._tick = tick
+        self._tables.head["tick"] = tick - self._first_tick
+
+    def _heard_by(self, ticks: npt.NDArray[np.int64]) -> list[float]:
+        """The ends of ticks of the tables, by the clock of `feed`."""
+        ends: list[float] = ((ticks + (self._first_tick or 0) + 1) / TICKS_PER_S).tolist()
+        return ends
 
     def _make_room(self, at: int, rest: int, more: int) -> None:
         """Moves the unscanned bytes to the front of a buffer with room for `more`."""
@@ -221,9 +232,7 @@ class Scanner:
                 return self._take_frame()
             if status == scan_kernel.WATCHED:
                 return self._take_watched()
-            if status == scan_kernel.LANE:
-                find_lane(self._buffer, self._cursors, self._tables)
-            elif status == scan_kernel.GROW:
+            if status == scan_kernel.GROW:
                 self._tables = grow(self._tables)
             else:
                 raise self._broken(_FAULTS[status])
@@ -273,7 +282,7 @@ class Scanner:
             set_secrets(self._tables, self._server, self._secrets)
         self._refuted = Refuted({}, [])
         self._observed_bytes = 0
-        self._second = None
+        self._tick = None
 
     def watch_new(self, metered: bool = False) -> None:
         """Watches every new channel from its first frame on, until `watch` changes that, and channels for which the
@@ -298,11 +307,11 @@ class Scanner:
         """The streams that published on a channel, with the last sequence number of each."""
         index = self.find(padded(channel), np.array([0, len(channel)], np.int32))[0]
         if index == MISSING:
-            return Listing([], not self.refuses_channels, [], known=False)
-        streams, lasts, seconds = table_queries.list_streams(self._tables, index)
+            return Listing([], not self.refuses_channels, [], [], known=False)
+        streams, lasts, ticks, told = table_queries.list_streams(self._tables, index)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
-        complete = bool(self._tables.channels[index]["refused_second"] == NEVER)
-        return Listing(pairs, complete, (seconds + (self._first_second or 0)).tolist())
+        complete = bool(self._tables.channels[index]["refused_tick"] == NEVER)
+        return Listing(pairs, complete, self._heard_by(ticks), told.tolist() if self._secrets else [True] * len(pairs))
 
     def last_of(self, channel: bytes, stream: int) -> int | None:
         """The last sequence number of a stream; None if it is not known."""
@@ -319,12 +328,11 @@ class Scanner:
                 return bool(index != REFUSED)
             self._tables = grow(self._tables)
 
-    def forget_idle(self, before_second: int) -> tuple[int, int]:
-        """Drops streams that were silent since `before_second`, and idle channels without streams; returns their
-        numbers."""
+    def forget_idle(self, before: float) -> tuple[int, int]:
+        """Drops streams that were silent since `before`, and idle channels without streams; returns their numbers."""
         self._collect_refuted()
-        before = before_second - (self._first_second or 0)
-        streams, channels = table_queries.forget(self._tables, max(before, NEVER + 1))
+        before_tick = int(before * TICKS_PER_S) - (self._first_tick or 0)
+        streams, channels = table_queries.forget(self._tables, max(before_tick, NEVER + 1))
         return int(streams), int(channels)
 
     def channels(self) -> list[bytes]:
@@ -352,11 +360,11 @@ class Scanner:
     @property
     def refuses_channels(self) -> bool:
         """Whether there was no room for a channel, so that any channel may be missing."""
-        return bool(self._tables.head[0]["refused_second"] != NEVER)
+        return bool(self._tables.head[0]["refused_tick"] != NEVER)
 
-    def smallest_channels(self, streams_max: int) -> tuple[dict[bytes, dict[int, tuple[int, int]]], list[bytes]]:
+    def smallest_channels(self, streams_max: int) -> tuple[dict[bytes, dict[int, tuple[int, float]]], list[bytes]]:
         """The streams of as many channels as fit, those with the fewest streams first, each with its last number and
-        the second in which it was last heard; and the channels that are left out or that are not complete."""
+        by when it was last heard; and the channels that are left out or that are not complete."""
         head = self._tables.head[0]
         channels = self._tables.channels[: head["channels"]]
         records = self._tables.streams[: head["streams"]]
@@ -367,12 +375,12 @@ class Scanner:
         kept = records[fits[records["channel"]]]
         places = fits.nonzero()[0].astype(np.int32)
         name_of = dict(zip(places.tolist(), self._names(places), strict=True))
-        found: dict[bytes, dict[int, tuple[int, int]]] = {name: {} for name in name_of.values()}
-        seconds = kept["second"].astype(np.int64) + (self._first_second or 0)
-        columns = (kept["channel"].tolist(), kept["stream"].tolist(), kept["last"].tolist(), seconds.tolist())
-        for channel, stream, last, second in zip(*columns, strict=True):
-            found[name_of[channel]][stream] = last, second
-        lacking = (channels["streams"] > 0) & ~fits | (channels["refused_second"] != NEVER)
+        found: dict[bytes, dict[int, tuple[int, float]]] = {name: {} for name in name_of.values()}
+        heard_by = self._heard_by(kept["tick"].astype(np.int64))
+        columns = (kept["channel"].tolist(), kept["stream"].tolist(), kept["last"].tolist(), heard_by)
+        for channel, stream, last, by in zip(*columns, strict=True):
+            found[name_of[channel]][stream] = last, by
+        lacking = (channels["streams"] > 0) & ~fits | (channels["refused_tick"] != NEVER)
         return found, self._names(lacking.nonzero()[0].astype(np.int32))
 
     def _names(self, indexes: Indexes) -> list[bytes]:
@@ -462,7 +470,7 @@ class Scanner:
             names=names,
             name_offsets=name_offsets,
             counters={name: np.ascontiguousarray(records[name]) for name in COUNTERS},
-            complete=records["refused_second"] == NEVER,
+            complete=records["refused_tick"] == NEVER,
             publisher_rows=publisher_rows,
             publishers=publishers,
             uncounted=int(head["uncounted"]),

@@ -6,6 +6,8 @@ compacts them. The layout belongs to `tables`. Never touches a socket or a clock
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,6 +15,7 @@ from shoal.channels.telemetry.pattern_kernel import match_name
 from shoal.channels.telemetry.tables import (
     MISSING,
     NEVER,
+    UNTOLD_LAST,
     Indexes,
     Tables,
     fill_slots,
@@ -20,6 +23,8 @@ from shoal.channels.telemetry.tables import (
     find_stream,
 )
 from shoal.wire.raw_bytes import Bytes, hash_words, kernel, part
+
+_UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 
 
 @kernel
@@ -73,20 +78,23 @@ def find_stream_of(tables: Tables, name: Bytes, size: int, stream: np.uint64) ->
 @kernel
 def list_streams(
     tables: Tables, channel: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-    """The streams of a channel, and for each the last sequence number and the second in which it was last heard."""
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The streams of a channel, and for each the last sequence number, the tick in which it was last heard, and whether
+    its publisher has told how far it had come."""
     size = tables.channels[channel].streams
     streams = np.empty(size, np.uint64)
     lasts = np.empty(size, np.uint64)
-    seconds = np.empty(size, np.int64)
+    ticks = np.empty(size, np.int64)
+    told = np.empty(size, np.bool_)
     index = tables.channels[channel].first_stream
     for row in range(size):
         record = tables.streams[index]
         streams[row] = record.stream
         lasts[row] = record.last
-        seconds[row] = record.second
+        ticks[row] = record.tick
+        told[row] = record.above != _UNTOLD_LAST
         index = record.next
-    return streams, lasts, seconds
+    return streams, lasts, ticks, told
 
 
 @kernel
@@ -96,8 +104,8 @@ def forget(tables: Tables, before: int) -> tuple[int, int]:
     Channels and streams of the current time unit stay, because their counts are still to be reported.
     """
     head = tables.head[0]
-    if head.refused_second < before:
-        head.refused_second = NEVER
+    if head.refused_tick < before:
+        head.refused_tick = NEVER
     streams_before = head.streams
     channels_before = head.channels
     new_streams = keep_streams(tables, before)
@@ -129,7 +137,7 @@ def keep_streams(tables: Tables, before: int) -> Indexes:
     kept = 0
     for index in range(head.streams):
         record = tables.streams[index]
-        if record.second >= before or record.unit == head.unit:
+        if record.tick >= before or record.unit == head.unit:
             moved[index] = kept
             tables.channels[record.channel].streams += 1
             tables.streams[kept] = record
@@ -148,15 +156,15 @@ def keep_channels(tables: Tables, before: int) -> Indexes:
     arena_bytes = 0
     for index in range(head.channels):
         record = tables.channels[index]
-        if record.streams > 0 or record.second >= before or record.unit == head.unit:
+        if record.streams > 0 or record.tick >= before or record.unit == head.unit:
             moved[index] = kept
             size = record.name_bytes
             for offset in range(size):
                 tables.arena[arena_bytes + offset] = tables.arena[record.name_at + offset]
             record.name_at = arena_bytes
             record.first_stream = MISSING
-            if record.refused_second < before:
-                record.refused_second = NEVER
+            if record.refused_tick < before:
+                record.refused_tick = NEVER
             tables.channels[kept] = record
             arena_bytes += size
             kept += 1

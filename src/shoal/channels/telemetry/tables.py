@@ -8,8 +8,8 @@ or the upper half of the key's hash and the record's index + 1. A lookup therefo
 certainly the right one, and then compares the whole key. At most half of the slots are used. Channel names are stored
 one after the other in an arena. The streams of a channel are a linked list through the stream records.
 
-Channels and streams above the limits (`TableLimits`) are not recorded. The second in which that last happened is kept,
-and listings say `complete=False` until an entry of that second would have been dropped as idle.
+Channels and streams above the limits (`TableLimits`) are not recorded. The tick in which that last happened is kept,
+and listings say `complete=False` until an entry of that tick would have been dropped as idle.
 
 With the agents' secrets (`set_secrets`) streams belong to clients. A client has at most `CLIENT_STREAMS_MAX` streams on
 a channel, so that it cannot fill the channel's share for others: further ones are refused, and the listing stays
@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.limits import MIB, NAME_BYTES_MAX
-from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.envelope import ENDED, EPOCH_BITS
 from shoal.wire.identity import KEY_BYTES
 from shoal.wire.raw_bytes import (
     PADDING_BYTES,
@@ -48,8 +48,11 @@ NO_VERSION: Final = -1
 ALWAYS: Final = 1
 METERED: Final = 2
 """How frames of a channel are returned to Python: all of them, or those for which their publishers have a token."""
+TICKS_PER_S: Final = 16
+"""The unit of time in the tables. Ticks count from the first `feed`, by a clock that is never set, and fit 32 bits for
+four years."""
 NEVER: Final = -(2**31)
-"""The second of an event that never happened. Seconds in the tables count from the first `feed`."""
+"""The tick of an event that never happened."""
 
 CLIENT_STREAMS_MAX: Final = 16
 """Streams of one client on one channel. An honest client begins a new one only after half of `publisher_idle_s`."""
@@ -79,8 +82,8 @@ CHANNEL: Final = np.dtype(
         ("name_bytes", np.int32),
         ("streams", np.int32),
         ("first_stream", np.int32),
-        ("second", np.int32),
-        ("refused_second", np.int32),
+        ("tick", np.int32),  # in which it was last heard
+        ("refused_tick", np.int32),
         ("unit", np.int32),
         ("but_version", np.int64),  # frames with this version are only counted; or `NO_VERSION`
         ("watched", np.uint8),  # whether frames are also returned to Python: 0, `ALWAYS`, or `METERED`
@@ -96,11 +99,12 @@ STREAM: Final = np.dtype(
         ("last", np.uint64),
         ("channel", np.int32),
         ("next", np.int32),
-        ("second", np.int32),
+        ("tick", np.int32),  # in which it was last heard, or an earlier one, see `raise_last`
         ("unit", np.int32),
         # the number above which a message has not been published here before; `UNTOLD_LAST` if its publisher has not
         # told how far it had come when the agent began to listen
         ("above", np.uint64),
+        ("uncheckable", np.uint64),  # the last number when a secret was dropped; tags up to it may be by that secret
         # the prepared state of its publisher's key, see `lane_check`; zero before the first message
         *((name, np.uint64) for name in ("k0", "k1", "k2", "k3")),
     ],
@@ -127,7 +131,7 @@ HEAD: Final = np.dtype(
             # limits
             *("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"),
             # time
-            *("second", "unit", "refused_second"),
+            *("tick", "unit", "refused_tick"),
             # see `Scanner.watch_new`
             "watch_new",
             # counts of the time unit that belong to no channel
@@ -191,7 +195,7 @@ def make_tables(limits: TableLimits, watch_new: int = 0) -> Tables:
     for name in ("channels_max", "streams_max", "streams_per_channel_max", "channel_name_bytes_max", "names_bytes_max"):
         head[name] = getattr(limits, name)
     head["seed"] = limits.hash_seed & (2**64 - 1)
-    head["refused_second"] = NEVER
+    head["refused_tick"] = NEVER
     head["unit"] = 1
     head["watch_new"] = watch_new
     channels = min(FIRST_RECORDS, limits.channels_max)
@@ -211,9 +215,9 @@ def make_tables(limits: TableLimits, watch_new: int = 0) -> Tables:
     )
 
 
-def set_secrets(tables: Tables, server: str, keys: Sequence[bytes]) -> None:
+def set_secrets(tables: Tables, server: str, keys: Sequence[bytes], dropped: bool = False) -> None:
     """Checks tags from now on, by the keys from which those of clients follow (see `AgentSecret`), newest first.
-    Without keys nothing is checked."""
+    Without keys nothing is checked. `dropped` says that an earlier key is not among them any more."""
     name = server.encode()
     if len(keys) > SECRETS_MAX or len(name) > SERVER_NAME_BYTES_MAX:
         raise ValueError(f"at most {SECRETS_MAX} secrets, and {SERVER_NAME_BYTES_MAX} bytes of a server's name")
@@ -224,6 +228,8 @@ def set_secrets(tables: Tables, server: str, keys: Sequence[bytes]) -> None:
     head["lane_prefix_bytes"] = 1 + len(name)
     for field in ("k0", "k1", "k2", "k3"):
         tables.streams[field] = 0
+    if dropped:
+        tables.streams["uncheckable"] = tables.streams["last"] & ~np.uint64(ENDED)
     tables.channel_slots[:] = 0
     tables.stream_slots[:] = 0
     fill_slots(tables)
@@ -336,7 +342,7 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     if size > head.channel_name_bytes_max:  # no client of ours can use it, so nothing is missing in listings
         return REFUSED
     if head.channels >= head.channels_max or head.arena_bytes + size > head.names_bytes_max:
-        head.refused_second = head.second
+        head.refused_tick = head.tick
         return REFUSED
     if head.channels == tables.channels.shape[0]:
         return NO_ROOM
@@ -352,8 +358,8 @@ def enter_channel(tables: Tables, name: Bytes, at: int, size: int) -> int:
     record.name_bytes = size
     record.streams = 0
     record.first_stream = MISSING
-    record.second = head.second
-    record.refused_second = NEVER
+    record.tick = head.tick
+    record.refused_tick = NEVER
     record.unit = 0
     record.but_version = NO_VERSION
     record.watched = head.watch_new
@@ -404,7 +410,7 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
         return REFUSED
     owner = tables.channels[channel]
     if head.streams >= head.streams_max or owner.streams >= head.streams_per_channel_max:
-        owner.refused_second = head.second
+        owner.refused_tick = head.tick
         return REFUSED
     if head.streams == tables.streams.shape[0]:
         return NO_ROOM
@@ -414,9 +420,10 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
     record.stream = stream
     record.last = 0
     record.above = _UNTOLD_LAST
+    record.uncheckable = _EMPTY
     record.channel = channel
     record.next = owner.first_stream
-    record.second = NEVER
+    record.tick = NEVER
     record.unit = 0
     record.k0 = record.k1 = record.k2 = record.k3 = _EMPTY
     owner.first_stream = index
@@ -426,13 +433,13 @@ def enter_stream(tables: Tables, channel: int, stream: np.uint64) -> int:
 
 
 @part
-def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool, quiet_s: int) -> None:
-    """Raises the last sequence number of a stream, which was heard somewhere `quiet_s` ago. If it `publishes`, it
+def raise_last(tables: Tables, index: int, sequence: np.uint64, publishes: bool, quiet_ticks: int) -> None:
+    """Raises the last sequence number of a stream, which was heard somewhere `quiet_ticks` ago. If it `publishes`, it
     counts as a publisher of the current time unit."""
     head = tables.head[0]
     record = tables.streams[index]
     record.last = max(record.last, sequence)
-    record.second = max(record.second, head.second - quiet_s)
+    record.tick = max(record.tick, head.tick - quiet_ticks)
     if publishes and record.unit != head.unit:
         record.unit = head.unit
         tables.active_streams[head.active_streams] = index

@@ -25,7 +25,7 @@ GAPS_FALSE_SHARE: Final = 0.01
 """False gaps that do not fail a campaign: this many, or this share of the seeds."""
 VIOLATIONS_SHOWN_MAX: Final = 50
 CHUNK_SEEDS: Final = 5
-GC_THRESHOLD: Final = 50_000
+GC_THRESHOLD: Final = 200_000
 
 Progress = Callable[[int, int, int], None]
 """Seeds done, messages so far, violating seeds so far."""

@@ -47,8 +47,12 @@ class DeliveryCheck:
         self._by_unit = by_unit
         self._receiver = receiver
         self._verdict = verdict
-        self._last: dict[tuple[str, int], int] = defaultdict(int)
-        """By unit and publisher: the highest sequence number delivered."""
+        self._last: dict[tuple[str, int, int], int] = defaultdict(int)
+        """By unit, publisher and epoch: the highest sequence number delivered."""
+        self._newest: dict[tuple[str, int], int] = defaultdict(int)
+        """By unit and publisher: the highest epoch delivered."""
+        self._skipped: dict[tuple[str, int], int] = {}
+        """By unit and publisher: the last number that was reported missing, or the last one delivered behind it."""
         self.got: dict[int, float] = {}
         """When each message was delivered, by number."""
         self.displaced: set[tuple[str, int, int]] = set()
@@ -65,6 +69,11 @@ class DeliveryCheck:
         if delivered_at <= self._began.get((unit, publisher), delivered_at):
             self._misled[unit, publisher] = max(sequence, self._misled[unit, publisher])
 
+    def skipped(self, unit: str, publisher: int, last: int) -> None:
+        """Messages up to this number are reported missing. What was held behind them may come now, also if the stream
+        has ended meanwhile and messages of the publisher's next stream have come."""
+        self._skipped[unit, publisher] = last
+
     def take(self, number: int, at: float, payload: bytes) -> Published | None:
         """The receiver got a message; returns it, or None if it was never owed."""
         verdict, receiver = self._verdict, self._receiver
@@ -79,11 +88,18 @@ class DeliveryCheck:
         stream = message.unit, message.publisher
         self._began.setdefault(stream, at)
         late = (*stream, message.sequence) in self.displaced or message.sequence < self._misled[stream]
-        if message.sequence < self._last[stream] and not late:
+        last = self._last[*stream, message.epoch]
+        if self._skipped.get(stream) == message.sequence - 1:
+            self._skipped[stream] = message.sequence
+        elif message.epoch < self._newest[stream] and not late:
             verdict.reordered += 1
-            order = f"{number} (seq {message.sequence}) after {self._last[stream]}"
+            verdict.violate("reordered", f"{receiver.label} got {number} after messages of a later stream")
+        if message.sequence < last and not late:
+            verdict.reordered += 1
+            order = f"{number} (seq {message.sequence}) after {last}"
             verdict.violate("reordered", f"{receiver.label} got {order}")
-        self._last[stream] = max(message.sequence, self._last[stream])
+        self._last[*stream, message.epoch] = max(message.sequence, last)
+        self._newest[stream] = max(message.epoch, self._newest[stream])
         return message
 
     def missing(self) -> Iterator[tuple[Published, bool]]:
@@ -99,7 +115,8 @@ class DeliveryCheck:
                 if message.number in self.got or message.called_at < receiver.in_force_at:
                     continue
                 if receiver.wants(message):
-                    yield message, self._last[unit, message.publisher] > message.sequence
+                    followed = self._last[unit, message.publisher, message.epoch] > message.sequence
+                    yield message, followed or 0 < message.epoch < self._newest[unit, message.publisher]
 
     def lose(self, message: Published) -> None:
         """Reports a message that was owed."""

@@ -23,6 +23,9 @@ class Published:
     sequence: int
     called_at: float
     confirmed_at: float | None = None
+    epoch: int = 0
+    """Grows with each new stream of the publisher. 0 where a publisher has one stream of a unit, and if the message was
+    never sent."""
 
 
 @dataclass(slots=True)
@@ -80,6 +83,12 @@ class History:
     def next_number(self) -> int:
         """The number of the next message."""
         return len(self.messages) + 1
+
+    def sent_as(self, number: int, epoch: int, sequence: int) -> None:
+        """Records the stream in which a message was first sent, and its number there."""
+        message = self.messages[number]
+        if not message.epoch:
+            message.epoch, message.sequence = epoch, sequence
 
     def confirmed(self, number: int, at: float) -> None:
         """Records that the publisher got the confirmation of a message."""

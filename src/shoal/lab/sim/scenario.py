@@ -26,16 +26,18 @@ from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import Process, Processes, failures_logged
 from shoal.lab.sim.world.world import World
 
-BEGIN_S: Final = 2.0
+BEGIN_S: Final = 1.5
 BEGIN_S_MAX: Final = 10.0
 FORM_LOOK_S: Final = 0.25
 """The first phase lasts `BEGIN_S`, and longer in a slow world: until participants are ready, which is checked every
 `FORM_LOOK_S`, or until `BEGIN_S_MAX`."""
-QUIET_S_MIN: Final = 2.0
+QUIET_S_MIN: Final = 1.0
 QUIET_S: Final = 10.0
-LOOK_S: Final = 1.0
+TRANSIT_S: Final = 5.0
+LOOK_S: Final = 0.5
 """The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
-`QUIET_S` on, as soon as no process waits for anything."""
+`QUIET_S` on, also when no process has waited for anything for `TRANSIT_S`: what a server has confirmed may still be on
+its way to a subscriber."""
 LIVENESS_S_MAX: Final = 400.0
 """A healthy world must have settled by then, even with slow links."""
 
@@ -193,11 +195,14 @@ class Scenario:
         quiet_at = world.now
         world.run(quiet_at + QUIET_S_MIN)
         verdict: Verdict | None = None
+        ends_at = quiet_at + QUIET_S
         while world.now < LIVENESS_S_MAX:
             if self.quiet():
-                verdict = self.judge() if world.now < quiet_at + QUIET_S else None
-                if verdict is None or not verdict.violations:
+                verdict = self.judge()
+                if not verdict.violations or world.now >= ends_at:
                     break
+            else:
+                ends_at = max(ends_at, world.now + TRANSIT_S)
             world.run(world.now + LOOK_S)
         if self.finish() or verdict is None or verdict.violations:
             verdict = self.judge()

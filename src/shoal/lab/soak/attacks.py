@@ -330,8 +330,8 @@ def read_slowly(scene: Scene) -> Batches:
 
 
 class Attack(NamedTuple):
-    """An attack: its batches, the commands and bytes that it sends a second at most, and whether it only answers what
-    honest clients happen to ask."""
+    """An attack: its batches, the commands and bytes that it sends a second at most, and whether it answers what honest
+    clients ask."""
 
     batches: Callable[[Scene], Batches]
     commands_per_s: float

@@ -87,7 +87,7 @@ class RoundReport(msgspec.Struct):
     """Gaps that cover no message that was owed and is missing."""
     pauses: Pauses = msgspec.field(default_factory=Pauses)
     harmless: Histogram = msgspec.field(default_factory=Histogram)
-    """Latencies during harmless traffic beside the load."""
+    """Latencies during harmless traffic beside the load, except in phases that cut connections."""
     hostile: Histogram = msgspec.field(default_factory=Histogram)
     """Latencies during attacks."""
     attacks: dict[str, Histogram] = {}
@@ -268,7 +268,8 @@ class Checker:
         phase = self._phases[place] if place >= 0 else None
         if phase is not None and phase.attack:
             kind, total = ("hostile", self._hostile) if phase.hostile else ("harmless", self._harmless)
-            total.add(latency_s)
+            if not phase.cut:
+                total.add(latency_s)
             self._attacks.setdefault(f"{kind} {phase.attack}", Histogram()).add(latency_s)
 
     def _lines(self, path: Path) -> Iterator[round_log.Record]:

@@ -2,7 +2,8 @@
 
 Owns the course of such a round, its goals, and the facts that are printed. The attacks are in `attacks`, their process
 in `hostile_worker`. Phases alternate: harmless traffic, then the attack at the same rate, for each attack in turn, so
-that the latency of honest clients can be compared within one run.
+that the latency of honest clients can be compared within one run. In both phases of an attack that answers honest
+clients, the round cuts their connections, so that they greet agents, subscribe and ask for missing messages.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import msgspec
 
-from shoal.cluster.acl import CLIENT
+from shoal.cluster.acl import ADMIN, CLIENT
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import agent_name
 from shoal.errors import ShoalError
@@ -29,6 +32,8 @@ from shoal.lab.soak.round_log import CornerMet, Note, PhaseBegan, Problem
 from shoal.lab.soak.rounds import BaseRound, Tell
 from shoal.lab.soak.run import round_directory
 from shoal.limits import Limits
+from shoal.runtime import PRODUCTION
+from shoal.wire.blocking_connection import BlockingConnection
 
 RSS_MB_MAX: Final = 128.0
 """Memory that an agent may take above what it takes with honest clients only."""
@@ -39,6 +44,10 @@ WARM_S: Final = 2.0
 SAMPLE_S: Final = 0.1
 PHASE_S_MAX: Final = 60.0
 """How much longer than asked a phase may take to end."""
+CUT_S: Final = 0.05
+"""Time between two connections that are cut."""
+AFTER_CUTS_S: Final = 1.0
+"""Time in which cut clients return, before the next phase."""
 
 
 class HostileOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,6 +100,41 @@ class AgentSamples:
         return found
 
 
+class Cuts:
+    """Cuts connections of honest clients, as an operator can."""
+
+    def __init__(self, cluster: LocalCluster, seed: int) -> None:
+        self._servers = list(map(PRODUCTION.address_book.reach, cluster.servers))
+        self._login = ADMIN, cluster.state.passwords[ADMIN]
+        self._random = Random(seed)
+        self.count = 0
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Cuts a connection every `CUT_S` while the block runs."""
+        cutting = asyncio.create_task(self._run())
+        try:
+            yield
+        finally:
+            cutting.cancel()
+            await asyncio.gather(cutting, return_exceptions=True)
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.to_thread(self._cut_one)
+            await asyncio.sleep(CUT_S)
+
+    def _cut_one(self) -> None:
+        to = self._random.choice(self._servers)
+        with BlockingConnection(to.host, to.port, *self._login, dial=to.dial) as server:
+            lines = server.ask("CLIENT", "LIST", "TYPE", "pubsub").decode().splitlines()
+            clients = [dict(field.split("=", 1) for field in line.split()) for line in lines]
+            honest = [client["id"] for client in clients if client["user"] == CLIENT and client["name"]]
+            if honest:
+                server.ask("CLIENT", "KILL", "ID", self._random.choice(honest))
+                self.count += 1
+
+
 class HostileRound(BaseRound):
     """A round with hostile clients."""
 
@@ -127,30 +171,37 @@ class HostileRound(BaseRound):
                 await self.until_load(WARM_S, "load")
                 samples.begin()
                 sampling = asyncio.create_task(samples.run())
-                await self._run_phases(process)
-            self.log.write(PhaseBegan(False, "", time.monotonic()))
+                await self._run_phases(cluster, process)
+            self.log.write(PhaseBegan(False, "", False, time.monotonic()))
             self.send(Stop(), "publish")
         finally:
             if sampling is not None:
                 sampling.cancel()
                 await asyncio.gather(sampling, return_exceptions=True)
 
-    async def _run_phases(self, process: LoadProcess) -> None:
+    async def _run_phases(self, cluster: LocalCluster, process: LoadProcess) -> None:
         attacks = self._options.attacks
         seconds = max(1.0, (self._options.seconds - WARM_S) / (2 * len(attacks)))
+        cuts = Cuts(cluster, self._options.seed)
         for attack in attacks:
             for harmless in (True, False):
-                self.log.write(PhaseBegan(not harmless, attack, time.monotonic()))
+                cut = ATTACKS[attack].answers
+                self.log.write(PhaseBegan(not harmless, attack, cut, time.monotonic()))
                 process.send(RunPhase(attack, harmless, seconds))
                 answer = asyncio.ensure_future(process.answer(PhaseOver, seconds + PHASE_S_MAX))
-                await self.until(answer.done, seconds + PHASE_S_MAX + 1, f"{'harmless' if harmless else attack}")
+                async with cuts.running() if cut else contextlib.nullcontext():
+                    await self.until(answer.done, seconds + PHASE_S_MAX + 1, f"{'harmless' if harmless else attack}")
                 over = await answer
+                if cut:
+                    self.log.write(PhaseBegan(False, "", False, time.monotonic()))
+                    await asyncio.sleep(AFTER_CUTS_S)
                 self.phases.append(over)
                 self.log.write(Note(f"{over}", time.monotonic()))
                 if not harmless:
                     self.log.write(CornerMet(f"attack {attack}", over.commands + over.cut_off))
                     self.log.write(CornerMet("hostile commands refused", over.refused))
                     self.log.write(CornerMet("hostile connections cut", over.cut_off))
+        self.log.write(CornerMet("honest connection cut", cuts.count))
 
     async def finish(self, cluster: LocalCluster) -> None:
         """Agents must still serve: a last look at the ring."""
@@ -162,8 +213,8 @@ class HostileOutcome(BaseOutcome):
     """The outcome of a soak with hostile clients."""
 
     def __init__(self, options: HostileOptions) -> None:
-        active = [f"attack {name}" for name in options.attacks if not ATTACKS[name].answers]
-        super().__init__("hostile", [*active, "burst", "late joiner", "channel", "pattern"])
+        attacks = [f"attack {name}" for name in options.attacks]
+        super().__init__("hostile", [*attacks, "burst", "late joiner", "channel", "pattern"])
         self.evicted = 0
         self.rss_mb_max = 0.0
         self.phases: list[PhaseOver] = []

@@ -288,10 +288,12 @@ class CoordinatorBack(_Line, tag="returned"):
 
 
 class PhaseBegan(_Line, tag="phase began"):
-    """From now on there is harmless or hostile traffic beside the load, named after an attack; none if it is empty."""
+    """From now on there is harmless or hostile traffic beside the load, named after an attack; none if it is empty. If
+    `cut`, connections of honest clients are cut meanwhile, which delays messages more than any attack."""
 
     hostile: bool
     attack: str
+    cut: bool
     at: float
 
 

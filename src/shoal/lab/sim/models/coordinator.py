@@ -160,6 +160,10 @@ class Store:
         """The newest value of a key, or None."""
         return self.keys.get(key)
 
+    def get_all(self, keys: Sequence[str]) -> builtins.list[Versioned | None]:
+        """The newest values of several keys."""
+        return [self.keys.get(key) for key in keys]
+
     def put(self, key: str, value: bytes, expect: int | None = None, fence: Lease | None = None) -> int:
         """Writes a key and returns the new version."""
         self._check_fence(key, fence)
@@ -450,8 +454,11 @@ class _Request:
         self.answer: Any = None
 
 
-_READS: Final = frozenset(("get", "list", "lease_of", "leases", "members"))
+_READS: Final = frozenset(("get", "get_all", "list", "lease_of", "leases", "members"))
 """A repeated read is executed again; a repeated change only gets its first answer again."""
+
+FULL_DISK: Final = "the coordinator does not accept writes (MISCONF Errors writing to the AOF file)"
+"""What the coordinator on Redis raises then, see `shoal.coordination.link`."""
 
 _LEASE_OPERATIONS: Final = frozenset(("acquire", "renew", "release", "lease_of", "join", "stay", "leave"))
 """The operations that `mute_leases` mutes."""
@@ -471,6 +478,8 @@ class ModelCoordinator:
         self.serving: tuple[str, int] | None = None
         """The node whose request is being served, and its incarnation. None if the scenario itself uses the store."""
         self._muted: dict[str, float] = {}
+        self._news_at: dict[str, float] = {}
+        self._full_until = 0.0
         self._joins = 0
         self._key_watches: dict[_KeyWatch, None] = {}
         self._group_watches: dict[str, dict[_StateWatch[dict[str, bytes]], None]] = {}
@@ -487,6 +496,15 @@ class ModelCoordinator:
         """Until that virtual time, requests of a node about leases and memberships have no effect and no answer."""
         self._muted[node_name] = until
 
+    def delay_news(self, node_name: str, until: float) -> None:
+        """Until that virtual time, a node hears of no changed key; then of the newest state."""
+        self._news_at[node_name] = until
+
+    def fill_disk(self, until: float) -> None:
+        """Until that virtual time, all writes are refused, as by a Redis that cannot write its append-only file. Reads
+        go on, and leases run out."""
+        self._full_until = until
+
     # What clients call
 
     def serve(self, request: _Request) -> None:
@@ -497,6 +515,8 @@ class ModelCoordinator:
         if not request.served or operation in _READS:
             self.serving = client.origin
             try:
+                if operation not in _READS and self.network.world.now < self._full_until:
+                    raise CoordinatorUnavailableError(FULL_DISK)
                 request.answer = getattr(self.store, operation)(*request.args)
             except CoordinatorError as error:
                 request.answer = error
@@ -590,6 +610,8 @@ class ModelCoordinator:
         """Schedules the next parcel of a watch."""
         if watch.pending and not watch.busy and watch.alive:
             watch.busy = True
+            if isinstance(watch, _KeyWatch):
+                delay_s += max(0.0, self._news_at.get(watch.client.node.name, 0.0) - self.network.world.now)
             delay_s += self._rng.uniform(*self.options.watch_delay_s)
             self.network.world.after(delay_s, self._send_news, watch)
 
@@ -623,6 +645,7 @@ class ModelCoordinator:
 
 _TITLES: Final = {
     "get": "read",
+    "get_all": "read",
     "put": "write",
     "write_all": "write",
     "acquire": "take",
@@ -659,6 +682,13 @@ class ModelClient(Coordinator):
         """See `Coordinator.get`."""
         names.check_path("key", key)
         found: Versioned | None = await self._ask("get", key)
+        return found
+
+    async def get_all(self, keys: Sequence[str]) -> builtins.list[Versioned | None]:
+        """See `Coordinator.get_all`."""
+        for key in keys:
+            names.check_path("key", key)
+        found: list[Versioned | None] = await self._ask("get_all", tuple(keys)) if keys else []
         return found
 
     async def put(self, key: str, value: bytes, expect: int | None = None, *, fence: Lease | None = None) -> int:
@@ -906,6 +936,7 @@ def _title(operation: str, subject: Any) -> str:
     if isinstance(subject, Lease):
         subject = subject.name
     elif not isinstance(subject, str):
-        first: KeyWrite = subject[0]
-        subject = first.key if len(subject) == 1 else f"{first.key} and {len(subject) - 1} more"
+        first: KeyWrite | str = subject[0]
+        key = first if isinstance(first, str) else first.key
+        subject = key if len(subject) == 1 else f"{key} and {len(subject) - 1} more"
     return f"{_TITLES.get(operation, operation)} {subject}"

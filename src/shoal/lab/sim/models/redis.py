@@ -75,11 +75,11 @@ class ModelRedis(ConnectionCommands):
         self.commands += 1
         self.bytes_in += sum(map(len, command))
         if not self._refused(client, command):
-            name = command[0].lower()
-            if name == b"publish":
+            name = command[0]
+            if name == b"PUBLISH":
                 self._publish(client, command)
             else:
-                _HANDLERS[name](self, client, command)
+                _HANDLERS[name.lower()](self, client, command)
         if self._late:
             late, self._late = self._late, []
             for data in late:
@@ -105,13 +105,14 @@ class ModelRedis(ConnectionCommands):
         return receivers
 
     def _deliver(self, subscribers: dict[Client, None], push: bytes, source: Client | None) -> None:
+        write, wait = self._write, source if self.options.push_after_reply else None
         for client in subscribers:
             if client.protocol == 2:
-                self._write(client, b"*" + push[1:])
-            elif client is source and self.options.push_after_reply:
+                write(client, b"*" + push[1:])
+            elif client is wait:
                 self._late.append(push)
             else:
-                self._write(client, push)
+                write(client, push)
 
     def _publish(self, client: Client, command: Command) -> None:
         self._write(client, b":%d\r\n" % self.publish(command[1], command[2], client))
@@ -213,6 +214,7 @@ class ModelRedis(ConnectionCommands):
 
 
 _HANDLERS: Final[dict[bytes, Callable[[ModelRedis, Client, Command], None]]] = {
+    b"publish": ModelRedis._publish,
     b"subscribe": ModelRedis._subscribe,
     b"psubscribe": ModelRedis._psubscribe,
     b"unsubscribe": ModelRedis._unsubscribe,

@@ -6,9 +6,9 @@ commands do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from hiredis import ReplyError
 
@@ -19,7 +19,7 @@ from shoal.wire.commands import Command
 STATIC_BUFFER_BYTES: Final = 16 * 1024
 """The first part of a client's output, which Redis keeps in the client itself and does not count."""
 
-_PLAIN_NAMES: Final = {name.upper().encode(): name for name in COMMANDS if "|" not in name}
+_PLAIN_COMMANDS: Final = {name.upper().encode(): spec for name, spec in COMMANDS.items() if "|" not in name}
 """Commands without subcommands, as nearly all clients spell them."""
 
 _NO_AUTH: Final = "NOAUTH Authentication required."
@@ -46,11 +46,24 @@ class RedisOptions:
     """Whether a connection's own message comes after the reply to its PUBLISH, as since Redis 7.2."""
 
 
+class Backlog(Protocol):
+    """The kernel's side of a connection."""
+
+    unsent_bytes: int
+    """Output that the kernel has not taken yet."""
+
+
+class NoBacklog:
+    """A kernel that takes all output at once."""
+
+    unsent_bytes = 0
+
+
 class Client:
-    """A connection as the server sees it. `backlog_bytes()`: output that the kernel has not taken yet."""
+    """A connection as the server sees it."""
 
     __slots__ = (
-        "backlog_bytes",
+        "backlog",
         "channels",
         "closing",
         "id",
@@ -64,7 +77,7 @@ class Client:
         "user_name",
     )
 
-    def __init__(self, number: int, user: User | None, backlog_bytes: Callable[[], int]) -> None:
+    def __init__(self, number: int, user: User | None, backlog: Backlog) -> None:
         self.id = number
         self.name = b""
         self.protocol = 2
@@ -74,7 +87,7 @@ class Client:
         self.patterns: dict[bytes, None] = {}
         self.output: list[bytes] = []
         self.output_bytes = 0
-        self.backlog_bytes = backlog_bytes
+        self.backlog = backlog
         self.closing = ""
         self.soft_since: float | None = None
 
@@ -85,7 +98,7 @@ class Client:
 
     def counted_bytes(self) -> int:
         """The output that counts against the limits."""
-        return max(0, self.output_bytes + self.backlog_bytes() - STATIC_BUFFER_BYTES)
+        return max(0, self.output_bytes + self.backlog.unsent_bytes - STATIC_BUFFER_BYTES)
 
 
 class RedisBase:
@@ -103,11 +116,11 @@ class RedisBase:
         self.commands = 0
         self._next_id = 1
 
-    def open(self, backlog_bytes: Callable[[], int] = lambda: 0) -> Client:
+    def open(self, backlog: Backlog | None = None) -> Client:
         """A connection was accepted."""
         default = self.users.get("default")
         known = default is not None and default.enabled and default.no_password
-        client = Client(self._next_id, default if known else None, backlog_bytes)
+        client = Client(self._next_id, default if known else None, backlog or NoBacklog())
         self._next_id += 1
         self.clients[client.id] = client
         return client
@@ -132,7 +145,7 @@ class RedisBase:
         self.bytes_out += size
         self.dirty[client] = None
         if client.channels or client.patterns:
-            used = client.output_bytes + client.backlog_bytes() - STATIC_BUFFER_BYTES
+            used = client.output_bytes + client.backlog.unsent_bytes - STATIC_BUFFER_BYTES
             if used > 0:
                 self._check_limits(client, used)
             else:
@@ -190,7 +203,7 @@ class RedisBase:
 
     def _spec_of(self, client: Client, command: Command) -> CommandSpec | None:
         """The spec of a command; None if it is invalid, after the error reply."""
-        spec = COMMANDS.get(_PLAIN_NAMES.get(command[0], ""))
+        spec = _PLAIN_COMMANDS.get(command[0])
         if spec is not None and (len(command) == spec.arity or len(command) >= -spec.arity > 0):
             return spec
         name = command[0].decode("latin-1").lower()

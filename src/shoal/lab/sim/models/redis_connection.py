@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 from shoal.lab.sim.models.redis_base import Client, RedisBase
+from shoal.lab.sim.models.resp import encode_frame
 from shoal.wire.commands import Command
 
 _OK: Final = b"OK"
+_PONG: Final = encode_frame(b"PONG")
 _WRONG_PASSWORD: Final = "WRONGPASS invalid username-password pair or user is disabled."
 
 
@@ -18,7 +20,9 @@ class ConnectionCommands(RedisBase):
     """The commands about the connection itself."""
 
     def _ping(self, client: Client, command: Command) -> None:
-        if len(command) > 2:
+        if len(command) == 1 and client.protocol == 3:
+            self._write(client, _PONG)
+        elif len(command) > 2:
             self._error(client, "ERR wrong number of arguments for 'ping' command")
         elif client.protocol == 2 and client.subscriptions:
             self._reply(client, [b"pong", command[1] if len(command) == 2 else b""])

@@ -17,7 +17,7 @@ from typing import Final
 from shoal.lab.sim.models.redis import Client, ModelRedis, RedisOptions
 from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.models.resp import CommandReader
-from shoal.lab.sim.world.link import LinkEnd
+from shoal.lab.sim.world.link import LinkEnd, directions
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 
@@ -79,8 +79,7 @@ class RedisNode:
         self.node.after(CRON_S, self._cron)
 
     def _accept(self, end: LinkEnd) -> RedisNode:
-        out = end
-        client = self.model.open(lambda: out.unsent_bytes)
+        client = self.model.open(directions(end)[0])
         self._clients[end] = client, CommandReader()
         self.ends[client] = end
         return self

@@ -19,13 +19,14 @@ from shoal.bus.subscription import Subscription
 from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, SubscribeTimeoutError, UnreachableError
-from shoal.lab.sim.history import PublisherRecord, payload_of
+from shoal.lab.sim.history import PublisherRecord, number_in, payload_of
 from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
 from shoal.lab.sim.scenarios.gap_witness import witnesses
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.message import Gap, Item
+from shoal.wire.envelope import HEADER, HEADER_BYTES, epoch_of, is_envelope
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.cluster import ChannelScenario
@@ -34,6 +35,8 @@ SUBSCRIPTIONS_MAX: Final = 4
 TAKE_MAX: Final = 1 << 30
 OPEN_RETRY_S: Final = 0.3
 """Pause before an application that could not open its bus tries again."""
+SUBSCRIPTIONS: Final = (1, 1, 2, 3)
+"""How many subscriptions an application begins with; one of these."""
 LEAVES: Final = 0.08
 LEAVE_S: Final = (2.0, 15.0)
 AWAY_S: Final = (0.05, 0.5)
@@ -84,9 +87,13 @@ class App:
         self.late: list[str] = []
         """Closes that took too long."""
         self.bus: Bus
-        self.record: PublisherRecord
+        self.client = 0
+        """The id with which the process began. It may get another one, see `record`."""
+        self._record: PublisherRecord
         self.process: Process
         self._sequences: Counter[str] = Counter()
+        self._epochs: dict[bytes, int] = {}
+        """The newest stream on each channel, where streams end."""
         node.on_crash = self._crashed
         node.on_restart = self.start
         self.start()
@@ -97,6 +104,23 @@ class App:
         return self.run.shape.slow_readers and self.node.name.endswith(("1", "3"))
 
     @property
+    def record(self) -> PublisherRecord:
+        """The client as a publisher."""
+        self._note_identity()
+        return self._record
+
+    def _note_identity(self) -> None:
+        """A bus whose identity was revoked goes on as another client; the one before counts as crashed."""
+        if self.started and self._record.client != self.bus.client_id:
+            self._record.crashed, self._record.ended_at = True, self.run.world.now
+            self._record = self._new_record(self.bus.client_id)
+            self._sequences.clear()
+
+    def _new_record(self, client: int) -> PublisherRecord:
+        record = self.run.history.publishers[client] = PublisherRecord(client)
+        return record
+
+    @property
     def router(self) -> Router | None:
         """The router of the current process; None while the bus is not open."""
         return self.bus.router if self.started else None
@@ -104,11 +128,12 @@ class App:
     def start(self) -> None:
         """Starts a new process with a new client id."""
         self.started = self.leaving = False
-        self.subs, self.spoken, self._sequences = [], set(), Counter()
+        self.subs, self.spoken, self._sequences, self._epochs = [], set(), Counter(), {}
         run = self.run
         self.process = run.processes.new(self.node, tap=self)
         self.bus = Bus(COORDINATOR_URL, limits=run.shape.limits, runtime=self.process.runtime, rules=run.rules)
-        self.record = PublisherRecord(0)
+        self.client = 0
+        self._record = PublisherRecord(0)
         self.process.begin(self._main(self.bus))
 
     async def _main(self, bus: Bus) -> None:
@@ -119,7 +144,8 @@ class App:
                 break
             except ShoalError:
                 await asyncio.sleep(OPEN_RETRY_S)
-        self.record = self.run.history.publishers[bus.client_id] = PublisherRecord(bus.client_id)
+        self.client = bus.client_id
+        self._record = self._new_record(self.client)
         self.started = True
         self._begin()
 
@@ -128,7 +154,7 @@ class App:
         self.process.after(delay_s, fn, *args)
 
     def _begin(self) -> None:
-        for _ in range(self.subscriptions_at_close or self.random.randint(1, 3)):
+        for _ in range(self.subscriptions_at_close or self.random.choice(SUBSCRIPTIONS)):
             self._subscribe()
         self.subscriptions_at_close = 0
         for channel in self.run.quiet_channels:
@@ -199,8 +225,9 @@ class App:
     async def _publish_confirmed(self, channel: str, size: int | None) -> None:
         """Publishes and waits for the confirmation. Counts sequence numbers as the bus does: from 1 on each channel."""
         history, world = self.run.history, self.run.world
+        client = self.record.client
         self._sequences[channel] += 1
-        number = history.publish(channel, self.record.client, self._sequences[channel], world.now)
+        number = history.publish(channel, client, self._sequences[channel], world.now)
         payload = payload_of(number, self.run.shape.payload_bytes if size is None else size)
         try:
             await self.bus.publish(channel, payload, confirm=True)
@@ -217,14 +244,18 @@ class App:
         if len(self.subs) >= SUBSCRIPTIONS_MAX or self.leaving:
             return
         pattern = self.random.random() < 0.25
-        name = self.run.pattern if pattern else self.random.choice(self.run.subscribable())
+        self.subscribe(self.run.pattern if pattern else self.random.choice(self.run.subscribable()), pattern)
+
+    def subscribe(self, name: str, pattern: bool = False) -> Sub:
+        """Subscribes, and reads until the subscription ends."""
         self.run.exercised["pattern" if pattern else "channel"] += 1
-        record = SubscriberRecord(name, pattern, self.record.client, self.run.world.now)
+        record = SubscriberRecord(name, pattern, self.client, self.run.world.now)
         messages = self.bus.subscribe(pattern=name) if pattern else self.bus.subscribe(name)
         sub = Sub(record, messages)
         self.subs.append(sub)
         self.run.history.subscribers.append(record)
         self.process.loop.create_task(self._read(sub))
+        return sub
 
     def _unsubscribe(self, sub: Sub) -> None:
         self.subs.remove(sub)
@@ -357,11 +388,25 @@ class App:
     def wrote(self, peer: str, data: bytes) -> None:
         """Records publishing on a server that has left the ring, which breaks a promise."""
         members = self.run.history.members
+        if self.run.shape.idle:
+            self._note_streams(data)
         if members and peer not in members:
             for command in CommandReader().read(data):
                 if command[0] == b"PUBLISH" and not command[1].startswith(b"__shoal:"):
                     self.run.history.sent(peer, self.record.client, self.run.world.now)
 
+    def _note_streams(self, data: bytes) -> None:
+        """Records the streams of messages: a client has several on a channel if it is silent for long."""
+        for command in CommandReader().read(data):
+            if command[0] == b"PUBLISH" and is_envelope(command[2]) and not command[1].startswith(b"__shoal:"):
+                _, flags, _, stream, sequence, _ = HEADER.unpack_from(command[2])
+                if not flags:
+                    epoch = epoch_of(stream)
+                    self.run.exercised["stream ended by silence"] += epoch > self._epochs.get(command[1], epoch)
+                    self._epochs[command[1]] = epoch
+                    self.run.history.sent_as(number_in(command[2][HEADER_BYTES:]), epoch, sequence)
+
     def ended(self, peer: str) -> None:
         """A connection has ended: what a server sent on it last may be lost."""
-        self.run.history.link_ended(peer, self.record.client, self.run.world.now)
+        self._note_identity()
+        self.run.history.link_ended(peer, self.client, self.run.world.now)

@@ -119,8 +119,9 @@ class BalancerMix:
 class BalancerRun(MovesRun):
     """One seed of the scenario."""
 
-    pace = 1.0
+    pace = fault_pace = 1.0
     ring_death = 0.1
+    silences_share = 0.0
 
     mix: BalancerMix
     settings: BalanceSettings

@@ -65,6 +65,9 @@ class BalancerWatch:
         self._merged: set[bytes] = set()
         """Channels that were merged under steady load. A channel whose load is close to the threshold may fall below it
         by chance at any time; after one merge it must stay merged."""
+        self._shrunk: str | None = None
+        """The plan that drained a server under steady load. Load close to the threshold for removing a server may be
+        measured below it by chance, once: if the balancer then drains another one, or adds one, it is restless."""
         self._carried_out: dict[str, str] = {}
         """By plan: the holder that applied it, also if it moves nothing."""
         self._requests: dict[str, str] = {}
@@ -168,10 +171,18 @@ class BalancerWatch:
             self.run.plan_begun(writer[0] if writer else "")
         reason = known[1].moves[int(index)].reason
         self.seen[f"moved for {reason}"] += 1
-        if self.at_rest and (reason != "merge" or request.unit in self._merged):
+        if self.at_rest and not self._is_chance(plan, reason, request.unit):
             self.violate("restless", f"{request} for {reason} under steady load")
-        elif self.at_rest:
-            self._merged.add(request.unit)
+
+    def _is_chance(self, plan: str, reason: str, unit: bytes) -> bool:
+        """Whether a move under steady load is the first of its kind that load close to a threshold may cause."""
+        if reason == "merge" and unit not in self._merged:
+            self._merged.add(unit)
+            return True
+        if reason == "drain" and self._shrunk in (None, plan):
+            self._shrunk = plan
+            return True
+        return False
 
     def _check_request(self, request: MoveRequest, proposal: Proposal, index: int) -> None:
         """A request must be the proposed move, and name only servers of the ring."""
@@ -298,6 +309,8 @@ class BalancerWatch:
         """A server was added."""
         self.changed_at = self.run.world.now
         self.seen["server added"] += 1
+        if self._shrunk is not None:
+            self.violate("restless", f"{server} is added after another was drained under steady load")
 
     def ring_written(self, before: set[str], after: set[str]) -> None:
         """The ring has changed."""

@@ -6,41 +6,82 @@ ring does.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 import shoal.channels.agent.session  # noqa: F401 - the agent loads these modules late, and they declare rules
+from shoal.errors import PlanError
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.lab.sim.scenarios.provocations import LATE_S_MAX, ForgottenPublisher, FullDisk, LateHeartbeats, LongAbsence
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import FORGED, REPEATED_KINDS
 from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.plan.keys import ROTATION_KEY
+from shoal.plan.secret_rotation import decode, encode, generations, revoked, rotated
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
     *("dedupe", "order", "heal", "beacon", "handshake", "baseline", "lease", "repeat", "remembers", "unbroken"),
     *("agent_tags", "signatures", "client_tags", "owners", "peer_tags", "fresh_heartbeats"),
-    *("tags", "refute", "retract", "away", "complete"),
+    *("tags", "refute", "retract", "away", "complete", "earlier_streams", "heard_back"),
+    *("key_proved", "old_secret", "told_streams"),
 )
 """The rules that this scenario tests."""
 
 NAPS: Final = 0.6
-NAP_EVERY_S: Final = 4.0
+NAP_EVERY_S: Final = 2.0
 NAP_S_MAX: Final = 12.0
 NAP_LAPSE_S: Final = (4.0, 5.0)
+NAP_NEWS_S: Final = 1.0
 NAP_AFTER_S: Final = (0.05, 1.5)
 """In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its
 server leaves the ring and comes back, and `NAP_AFTER_S` longer. The server's agent does not renew its lease for
-`NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end."""
+`NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end. It hears of the rings
+`NAP_NEWS_S` later, so that it never tells of the one without its server."""
 AGENTS_DIE: Final = 0.7
 """How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can tell
 what was published there."""
 TALKER_DOWN_S: Final = 0.1
 TALK_S: Final = (0.5, 2.5)
 """How long another application is down, so that it is a new client, and when it publishes after the ring changes."""
+
+IDLE: Final = 0.06
+IDLE_LIMITS: Final = {"publisher_idle_s": 8.0, "gap_timeout_s": 2.0, "heal_retry_s": 0.1}
+IDLE_SHAPE: Final[dict[str, Any]] = {
+    "servers": 2, "clients": 4, "channels": 4, "safety_s": 14.0, "burst_pause_s": 2.0, "slow_readers": False,
+    "healable": False, "idle": True,
+}  # fmt: skip
+"""The share of the runs in which streams end, what is different then, and how long a subscriber is cut off: longer
+than agents remember streams. These runs are longer, and have fewer participants."""
+GREEDY: Final = 0.06
+GREEDY_LIMITS: Final = {
+    "control_at_once_max": 60, "control_per_s_max": 30, "new_channels_at_once_max": 10, "new_channels_per_s_max": 5,
+}  # fmt: skip
+"""The share of the runs in which a client with a valid key floods agents, and what each client may ask then."""
+FORGOTTEN: Final = 0.35
+LATE: Final = 0.35
+"""The share of the runs with faults in which each sequence of `provocations` is tried, where the network allows it."""
+ROTATIONS: Final = 0.1
+ROTATE_S: Final = (0.2, 3.0)
+REVOKE_S: Final = (0.3, 5.0)
+REVOKES: Final = 0.7
+OVERLAP_S: Final = (1.0, 4.0)
+"""In the share `ROTATIONS` of the runs, about every `ROTATE_S`, an operator rotates the agents' secret. After
+`REVOKE_S` the share `REVOKES` is revoked; the overlap of the others takes `OVERLAP_S`."""
+CUT_OFF_S: Final = (2.5, 4.0)
+SPEAK_S: Final = (0.0, 3.0)
+SPEAK_TIMES: Final = 4
+"""How long an agent does not hear of a rotation, so that it does not have the new secret; and when and how often each
+client publishes on its server meanwhile."""
+LEADER_DIES: Final = 0.3
+LEADER_DIES_S: Final = (0.0, 0.6)
+"""How often, and how soon, the leader dies after a rotation was requested."""
 
 CORNERS: Final = {
     "late joiner": "late joiner",
@@ -105,9 +146,20 @@ CORNERS: Final = {
     "power failure": "crash_power",
     "lease ran out": "router stale_links",
     "subscriber sleeps while its server is out of the ring": "nap",
+    **{provocation.counter: provocation.counter for provocation in (ForgottenPublisher, LateHeartbeats, FullDisk)},
+    "greedy client": "greed",
+    "greedy client's questions are not read": "agent control_unread",
+    "greedy client's channels are not looked up": "agent not_looked_up",
+    "stream ends because its publisher is silent": "stream ended by silence",
+    "subscriber away for longer than agents remember streams": "gap after a long absence",
     "agent speaks while the coordinator is down": "agent orphan_heartbeats",
     "agent's table of streams is full": "agent answers_incomplete",
     "agent asks a client to wait": "router busy",
+    "secret rotated": "secret rotated",
+    "secret revoked": "secret revoked",
+    "leader dies during a rotation": "leader dies during a rotation",
+    "client renews its key": "router renewals",
+    "client goes on with another id": "router identities",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -126,12 +178,14 @@ class Nap:
 class ChannelsRun(ChannelScenario):
     """One seed of the scenario."""
 
-    calm_s = 3.5
+    calm_s = 2.4
     """Shorter than in the other scenarios: no move has to end in it."""
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self._naps: dict[str, Nap] = {}
         """Subscribers that sleep, by their server."""
+        self._rotates = False
+        self._generations: list[int] = []
         super().__init__(seed, rules, trace)
 
     def faults_began(self) -> None:
@@ -139,6 +193,66 @@ class ChannelsRun(ChannelScenario):
         super().faults_began()
         if not self.network.options.peaceful and self.world.rng("naps").random() < NAPS:
             self._nap()
+        self._provoke()
+        if self._rotates:
+            self._later("secret", ROTATE_S, self._rotate)
+
+    def _provoke(self) -> None:
+        """Begins sequences of faults. One ends with a gap, which should not take long; one needs a network that keeps
+        bytes for seconds."""
+        options, rng = self.network.options, self.world.rng("provocations")
+        forgotten, late = rng.random() < FORGOTTEN, rng.random() < LATE
+        if self.shape.idle:
+            LongAbsence(self).begin()
+        if options.peaceful:
+            return
+        if forgotten and not self.shape.healable:
+            ForgottenPublisher(self).begin()
+        if late and options.tcp_timeout_s > LATE_S_MAX:
+            LateHeartbeats(self).begin()
+
+    def _later(self, stream: str, span: tuple[float, float], fn: Callable[[], None]) -> None:
+        self.world.after(self.world.rng(stream).uniform(*span), fn)
+
+    def _rotate(self) -> None:
+        """An operator rotates the agents' secret, and the leader may die."""
+        if not self.faults.active or self.book.ring is None:
+            return
+        rng = self.world.rng("secret")
+        self._later("secret", ROTATE_S, self._rotate)
+        with contextlib.suppress(PlanError):  # two generations are in force
+            wanted = rotated(self.book.ring)
+            self.coordinator.store.put(ROTATION_KEY, encode(wanted))
+            if rng.random() < REVOKES:
+                self._later("secret", REVOKE_S, self._revoke)
+            if rng.random() < LEADER_DIES and not self.network.options.peaceful:
+                self._later("secret", LEADER_DIES_S, self._kill_leader)
+
+    def secret_written(self) -> None:
+        """In runs with faults an agent does not hear of a new secret, and clients publish on its server while they get
+        their new keys."""
+        rng = self.world.rng("secret")
+        if not self.faults.active or self.network.options.peaceful:
+            return
+        placed = [(channel, self.book.placement(channel.encode()).servers) for channel in self.channels]
+        server = rng.choice([server for _, servers in placed for server in servers])
+        self.faults.partition([f"agent-{server}"], ["coordinator"], CUT_OFF_S)
+        for channel in [channel for channel, servers in placed if server in servers]:
+            for app in self.apps * SPEAK_TIMES:
+                self.world.after(rng.uniform(*SPEAK_S), self._speak, app, channel, 1)
+
+    def _revoke(self) -> None:
+        """An operator ends the older generation of the agents' secret."""
+        with contextlib.suppress(PlanError):  # its overlap is over
+            store = self.coordinator.store
+            assert self.book.ring is not None
+            stored = store.get(ROTATION_KEY)
+            wanted = revoked(self.book.ring, decode(stored.value) if stored is not None else None)
+            store.put(ROTATION_KEY, encode(wanted))
+
+    def _kill_leader(self) -> None:
+        self.exercised["leader dies during a rotation"] += self.network.nodes["keeper"].up
+        self.faults.crash(self.network.nodes["keeper"])
 
     def _nap(self) -> None:
         """A server does not renew its lease for a while, and a client that has subscribed there alone sleeps."""
@@ -158,12 +272,18 @@ class ChannelsRun(ChannelScenario):
             (server,) = core.sites
             talker = rng.choice([app for app in self.apps if app is not sleeper])
             self._naps[server] = Nap(core.text, sleeper, talker)
-            self.coordinator.mute_leases(f"agent-{server}", self.world.now + rng.uniform(*NAP_LAPSE_S))
+            back_at = self.world.now + rng.uniform(*NAP_LAPSE_S)
+            self.coordinator.mute_leases(f"agent-{server}", back_at)
+            self.coordinator.delay_news(f"agent-{server}", back_at + NAP_NEWS_S)
             self.faults.pause(sleeper.node, (NAP_S_MAX, NAP_S_MAX))
 
     def members_changed(self, left: list[str], joined: list[str]) -> None:
         """A new client publishes on the channel of a sleeping subscriber while its server is out of the ring, and again
         when the server is back. Then the subscriber wakes."""
+        assert self.book.ring is not None
+        before, self._generations = self._generations, generations(self.book.ring)
+        if before and before != self._generations:
+            self.exercised["secret rotated" if self._generations[-1] > before[-1] else "secret revoked"] += 1
         rng = self.world.rng("naps")
         for nap in [self._naps[server] for server in left if server in self._naps]:
             self.exercised["nap"] += 1
@@ -181,23 +301,33 @@ class ChannelsRun(ChannelScenario):
 
     def _talk(self, nap: Nap) -> None:
         rng = self.world.rng("naps")
-        self.world.after(rng.uniform(*TALK_S), self._burst, nap, rng.randint(1, 3))
+        self.world.after(rng.uniform(*TALK_S), self._speak, nap.talker, nap.channel, rng.randint(1, 3))
 
-    def _burst(self, nap: Nap, count: int) -> None:
-        if nap.talker.started and nap.talker.node.up:
-            nap.talker.process.call(nap.talker.burst, nap.channel, count)
+    def _speak(self, app: App, channel: str, count: int) -> None:
+        if app.started and app.node.up:
+            app.process.call(app.burst, channel, count)
 
     def make_shape(self, options: FaultOptions) -> Shape:
-        """The common shape; in three of ten runs a limit of agents is so small that it is met."""
+        """The common shape; in three of ten runs a limit of agents is so small that it is met. In a few, publishers are
+        silent for longer than streams last."""
         rng, shape = self.world.rng("bounds"), super().make_shape(options)
-        changes: dict[str, int] = {}
+        if self.world.rng("idle").random() < IDLE:
+            return replace(shape, limits=msgspec.structs.replace(shape.limits, **IDLE_LIMITS), **IDLE_SHAPE)
+        changes: dict[str, float] = {}
+        secret = self.world.rng("secret")
+        self._rotates = secret.random() < ROTATIONS
+        if self._rotates:
+            changes["secret_overlap_s"] = secret.uniform(*OVERLAP_S)
         match rng.randrange(10):
             case 0 | 2:
-                changes = {"known_streams_max": rng.randint(2, 5)}
+                changes["known_streams_max"] = rng.randint(2, 5)
             case 1:
-                changes = {"control_at_once_max": rng.choice((4, 12)), "control_per_s_max": rng.choice((5, 20))}
+                changes |= {"control_at_once_max": rng.choice((4, 12)), "control_per_s_max": rng.choice((5, 20))}
+        greedy = self.world.rng("greed").random() < GREEDY
+        if greedy:
+            changes |= GREEDY_LIMITS
         limits = msgspec.structs.replace(shape.limits, **changes)
-        return replace(shape, limits=limits, full="known_streams_max" in changes)
+        return replace(shape, limits=limits, full="known_streams_max" in changes, greedy=greedy)
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:

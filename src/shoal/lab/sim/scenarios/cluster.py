@@ -25,6 +25,7 @@ from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.scenarios.liveness import check_settled
+from shoal.lab.sim.scenarios.provocations import FullDisk
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import Stranger
 from shoal.lab.sim.world.fault_options import FaultOptions
@@ -34,18 +35,18 @@ from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
 from shoal.plan.book import PlanBook
 from shoal.plan.entry import Entry
-from shoal.plan.keys import RING_KEY, entries_prefix, entry_key
+from shoal.plan.keys import AGENT_SECRETS_PREFIX, RING_KEY, entries_prefix, entry_key
 from shoal.plan.placement import Mode, Placement
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
+from shoal.runtime import Runtime
 
 QUIET_DEATH: Final = 0.4
 QUIET_DEATH_S: Final = 0.01
 """How often, and how soon, a server dies after it confirmed a message on a quiet channel."""
-LOAD_S: Final = (0.0, 2.0)
 FIRST_LOAD_S: Final = (0.0, 0.1)
-"""How long an agent takes to load its modules. The first agents are quick, because the run begins when all are up."""
+"""The same for the first agents. They are quick, because the run begins when all are up."""
 LAPSE_S: Final = (3.8, 6.0)
 LAPSE_EVERY_S: Final = 5.0
 """How long an agent does not renew its lease when it lapses, and about how often that happens."""
@@ -59,6 +60,12 @@ class ChannelScenario(Scenario):
     pace = 2.0
     """How much more often things happen than in the scenario `balancer`, in which a decision takes seconds. An idle
     cluster costs as much CPU as a busy one, so runs are short and eventful."""
+    fault_pace = 1.75
+    """The same for faults."""
+    load_s = 0.0, 2.0
+    """How long an agent takes to load its modules."""
+    full_disk_share = 0.08
+    """How often the disk of the coordinator is full for a while."""
     ring_death = 0.5
     """How often an agent dies when the ring changes."""
 
@@ -68,7 +75,7 @@ class ChannelScenario(Scenario):
 
     def draw_faults(self, rng: Random) -> FaultOptions:
         """The faults of links and nodes."""
-        return FaultOptions.draw(rng, self.pace)
+        return FaultOptions.draw(rng, self.fault_pace)
 
     def draw_shape(self, rng: Random, options: FaultOptions) -> None:
         """The size of the run, and what its applications are like."""
@@ -88,6 +95,8 @@ class ChannelScenario(Scenario):
         self.channels = [f"c.{index}" for index in range(shape.channels)]
         self.pattern = "c.*"
         self.quiet_channels = [f"q.{index}" for index in range(2)]
+        self.placements: dict[str, list[tuple[float, set[str]]]] = {}
+        """The servers of each channel, and since when."""
         self.agent_processes: list[list[AgentProcess]] = []
         self.names = [f"s{index + 1}" for index in range(shape.servers)]
         self.servers = [self._server(name) for name in self.names]
@@ -105,6 +114,7 @@ class ChannelScenario(Scenario):
             self.history,
             lambda: self.book.ring,
             self.exercised,
+            shape.greedy,
         )
         others = self.other_nodes()
         return FaultTargets(
@@ -139,8 +149,9 @@ class ChannelScenario(Scenario):
         return self.active
 
     def strangers_active(self) -> bool:
-        """Whether plain clients publish."""
-        return self.active
+        """Whether plain clients publish. Lies do not name the stream that they are about, so there are none where
+        clients have several streams on a channel."""
+        return self.active and not self.shape.idle
 
     def other_nodes(self) -> list[str]:
         """Makes the scenario's own nodes; returns the names of those that may be crashed and paused."""
@@ -155,6 +166,9 @@ class ChannelScenario(Scenario):
 
     def entry_written(self, entry: Entry) -> None:
         """A new entry was written to the coordinator."""
+
+    def secret_written(self) -> None:
+        """The agents have another secret."""
 
     def agent_wrote(self, agent: str, server: str, data: bytes) -> None:
         """The agent of one server sends commands to the same or another server."""
@@ -187,7 +201,7 @@ class ChannelScenario(Scenario):
         self.exercised["cut off"] += 1
         for app in self.apps:
             if app.node is node:
-                self.cut_off_at.setdefault(app.record.client, self.world.now)
+                self.cut_off_at.setdefault(app.client, self.world.now)
 
     def _crash_agent_too(self, name: str) -> None:
         """The agent crashes with its server, so no process knows any more what was there."""
@@ -253,13 +267,13 @@ class ChannelScenario(Scenario):
         """The main task of a leader's process."""
         node, limits = process.node, self.shape.limits
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
-            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}", process.runtime.random).run()
+            await self.make_leader(coordinator, f"{node.name}/{node.incarnation}", process.runtime).run()
 
-    def make_leader(self, coordinator: Coordinator, holder: str, random: Random) -> Leader:
+    def make_leader(self, coordinator: Coordinator, holder: str, runtime: Runtime) -> Leader:
         """Ring keeper and conductor."""
         return Leader(
             coordinator, self.signer, self.shape.limits, LeaderTiming(), self.names[: self.shape.servers], holder,
-            random, self.rules,
+            runtime.random, self.rules, wall=runtime.wall,
         )  # fmt: skip
 
     def _inboxes(self) -> list[int]:
@@ -268,7 +282,7 @@ class ChannelScenario(Scenario):
     # The plan
 
     def _watch_plan(self) -> None:
-        """Observes each ring and entry when it is written, before any watch does."""
+        """Observes each ring, entry and secret when it is written, before any watch does."""
         tell_watchers = self.coordinator.store.on_change
         assert tell_watchers is not None
 
@@ -278,6 +292,8 @@ class ChannelScenario(Scenario):
                 self._ring_written(stored.value)
             elif stored is not None and key.startswith(entries_prefix()):
                 self._entry_written(stored.value)
+            elif stored is not None and key.startswith(AGENT_SECRETS_PREFIX):
+                self.secret_written()
             tell_watchers(key)
 
         self.coordinator.store.on_change = changed
@@ -312,6 +328,7 @@ class ChannelScenario(Scenario):
         self.exercised["server joined ring"] += len(joined)
         for server in left:
             self.history.unwatched.append(Interval(f"{server} left the ring", self.world.now))
+        self._note_placements()
         self.members_changed(left, joined)
         self.world.note("ring", self.book.ring.version, self.book.ring.ids)
 
@@ -324,7 +341,26 @@ class ChannelScenario(Scenario):
         entry = self.book.entry(channel)
         if news and entry is not None:
             self.world.note("entry", channel.decode(), entry.phase.value, entry.newness, str(entry))
+            self._note_placements()
             self.entry_written(entry)
+
+    def _note_placements(self) -> None:
+        """Notes on which servers publishers of each channel may be from now on."""
+        if self.book.ring is None:
+            return
+        for name in self.subscribable():
+            channel = name.encode()
+            entry = self.book.entry(channel)
+            servers = {*self.book.placement(channel).servers, *(entry.servers if entry is not None else ())}
+            known = self.placements.setdefault(name, [])
+            if not known or known[-1][1] != servers:
+                known.append((self.world.now, servers))
+
+    def servers_since(self, name: str, since: float) -> set[str]:
+        """All servers on which a channel was placed since a time."""
+        known = self.placements.get(name, [])
+        first = max((row for row, (at, _) in enumerate(known) if at <= since), default=0)
+        return {server for _, servers in known[first:] for server in servers}
 
     # The run
 
@@ -338,9 +374,11 @@ class ChannelScenario(Scenario):
         return all(core is not None and core.book.ring is not None for core in cores)
 
     def faults_began(self) -> None:
-        """In some runs agents fail to renew their leases."""
+        """In some runs agents fail to renew their leases, or the coordinator's disk is full."""
         if self.shape.lapses:
             self._lapse()
+        if self.world.rng("disk").random() < self.full_disk_share and not self.network.options.peaceful:
+            FullDisk(self).begin()
 
     def finish(self) -> bool:
         """Reads what is left in the inboxes, and adds up the counters of applications and agents."""
@@ -353,7 +391,8 @@ class ChannelScenario(Scenario):
         """Checks the promise of channels, and that everything has settled."""
         healable, calm = self.shape.healable, self.calm
         close_complete = healable and calm and not self.shape.slow_readers and not self.cut_off_at
-        expect = Expectations(healable, calm, close_complete=close_complete, full=self.shape.full)
+        idle_s = self.shape.limits.publisher_idle_s if self.shape.idle else None
+        expect = Expectations(healable, calm, close_complete=close_complete, full=self.shape.full, idle_s=idle_s)
         verdict = judge(self.history, expect)
         check_settled(self.apps, verdict)
         return verdict
@@ -404,6 +443,7 @@ class AgentProcess:
         )
         self.agent = Agent(options, self.process.runtime, run.rules)
         self.node = node
+        self.incarnation = node.incarnation
         self.began_at = self.steady_since = run.world.now
         """Since when the agent has watched its server without a break."""
         self.process.begin(self._main())
@@ -413,7 +453,9 @@ class AgentProcess:
 
     async def _load(self) -> None:
         """The slow part of an agent's start."""
-        await asyncio.sleep(self.run.world.rng("loads").uniform(*(LOAD_S if self.run.book.ring else FIRST_LOAD_S)))
+        await asyncio.sleep(
+            self.run.world.rng("loads").uniform(*(self.run.load_s if self.run.book.ring else FIRST_LOAD_S))
+        )
 
     def unwatched(self) -> None:
         """Notes that the agent may miss messages on its server from now on."""

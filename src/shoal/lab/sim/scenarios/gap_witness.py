@@ -8,9 +8,11 @@ the truth; the checkers use it to tell false gaps from unavoidable ones:
 
 A publisher that runs knows everything about its stream. An agent knows a stream if it has heard that the stream ended.
 If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
-if that holds for all servers of a channel, these agents know the channel's streams. If only its process has lived since
-then, it knows that there are no other publishers: each had to wait for its answer before the first message. An agent
-whose tables are too small does not know that.
+if that holds for all servers on which a channel was placed since then, these agents know the channel's streams. If only
+its process has lived since then, it knows that there are no other publishers: each had to wait for its answer before
+the first message. An agent whose tables are too small does not know that.
+
+The publisher of a stream that ended because it was silent has forgotten it.
 
 In runs where gaps are reported early, faults can last longer than a subscriber waits. There,
 participants count as reachable only after the faults have been over for that long.
@@ -21,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from shoal.channels.states import AgentState
+from shoal.lab.sim.history import Published
 from shoal.lab.sim.scenario import BEGIN_S
 from shoal.message import Gap
 from shoal.wire.envelope import ENDED, client_of
@@ -35,27 +38,40 @@ def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[st
     agents = [processes[-1] for processes in run.agent_processes]
     watching = [agent for agent in agents if _watches(run, agent)]
     steady = {agent.server for agent in watching if agent.steady_since < sub.called_at}
+    faults_end_at = BEGIN_S + run.safety_s
+    if not run.shape.healable and run.world.now < faults_end_at + run.shape.limits.gap_timeout_s:
+        return ()
     if gap.publisher is None:
         if run.shape.full:
             return ()
         old = [agent for agent in watching if agent.began_at < sub.called_at]
         return tuple(agent.node.name for agent in old if f"server {agent.server} " in gap.reason)
-    faults_end_at = BEGIN_S + run.safety_s
-    if not run.shape.healable and run.world.now < faults_end_at + run.shape.limits.gap_timeout_s:
+    messages = run.history.of(gap.channel, gap.publisher)
+    if run.shape.idle and _may_have_ended(run, messages):
         return ()
     publishers = [app for app in run.apps if app.record.client == gap.publisher]
     found = [app.node.name for app in publishers if app.node.running and app.started and not app.leaving]
-    last = max((m.sequence for m in run.history.of(gap.channel, gap.publisher)), default=0)
-    heard_all = steady.issuperset(run.book.placement(gap.channel.encode()).servers)
+    last = max((message.sequence for message in messages), default=0)
+    heard_all = steady.issuperset(run.servers_since(gap.channel, sub.called_at))
     found += [agent.node.name for agent in watching if _knows(agent, gap, last, heard_all)]
     return tuple(found)
 
 
+def _may_have_ended(run: ChannelScenario, messages: list[Published]) -> bool:
+    """Whether a publisher's stream has ended because it was silent, or may end now: then it does not answer. The gap
+    does not say which of its streams it is about."""
+    silent_since = max((message.called_at for message in messages), default=0.0)
+    over_at = silent_since + run.shape.limits.publisher_idle_s / 2
+    return len({message.epoch for message in messages}) > 1 or run.world.now > over_at - run.shape.limits.gap_timeout_s
+
+
 def _watches(run: ChannelScenario, agent: AgentProcess) -> bool:
-    """Whether an agent runs and is connected to a server that runs."""
+    """Whether an agent runs and is connected to a server that runs. The node of a removed server may be up again,
+    without a process on it."""
     core = agent.agent.core
     server = run.network.nodes[agent.server]
-    return agent.node.running and server.running and core is not None and core.state is AgentState.SERVING
+    runs = agent.node.running and agent.node.incarnation == agent.incarnation
+    return runs and server.running and core is not None and core.state is AgentState.SERVING
 
 
 def _knows(agent: AgentProcess, gap: Gap, last: int, heard_all: bool) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from typing import Final
+from random import Random
+from typing import Any, Final
 from zlib import crc32
 
 import msgspec
@@ -22,6 +23,7 @@ from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
 from shoal.lab.sim.scenarios.moves_operator import Operator
+from shoal.lab.sim.scenarios.moves_provocation import SEQUENCE_S, SilentPublisher
 from shoal.lab.sim.scenarios.moves_watch import MovesWatch
 from shoal.lab.sim.scenarios.plain import PlainPublisher, PlainSubscriber
 from shoal.lab.sim.scenarios.shape import Shape
@@ -45,6 +47,14 @@ PEACE_S: Final = 10.0
 PEACEFUL: Final = 0.7
 """Share of the runs without faults in which the scenario also causes no crashes and no unplanned changes of the
 ring."""
+BURST_PAUSES: Final = 1.5
+"""Applications publish less often than in `channels`: what is tested are moves."""
+QUICK_LOAD_S: Final = (0.0, 0.5)
+FEW_FAULTS: Final[dict[str, Any]] = {
+    "spike_probability": 0.0, "resets_per_s": 0.1, "stalls_per_s": 0.0, "partitions_per_s": 0.0, "pauses_per_s": 0.0,
+    "crashes_per_s": 0.0,
+}  # fmt: skip
+"""Where a publisher is silent while its channel moves, agents load quickly and there are few other faults."""
 COPIES_MAX: Final = 300
 """A message that agents forward more often than this circulates without end."""
 BEACONS_FACTOR: Final = 20
@@ -58,6 +68,14 @@ class RunawayError(BaseException):
 class MovesRun(ChannelScenario):
     """One seed of the scenario."""
 
+    silences_share = 0.12
+    """How often a publisher is silent while its channel moves (`moves_provocation`). These runs have few other faults,
+    and changes of the plan spread quickly: a move must end before the publisher's lease does."""
+    fault_pace = 2.3
+    """Higher than in `channels`, because some runs begin with a time without faults."""
+    calm_s = 6.5
+    """Moves go on in it, and the last ones must end."""
+
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.moving = True
         self.sleepers: set[int] = set()
@@ -70,15 +88,27 @@ class MovesRun(ChannelScenario):
         self.idle_notices: Counter[str] = Counter()
         self.conductors: list[str] = []
         self.operator: Operator | None = None
+        self.silences = False
+        self.silent: SilentPublisher | None = None
         self.plain: list[PlainSubscriber] = []
         self._writers: dict[bytes, str] = {}
         self._copies: Counter[tuple[bytes, int, int, bool]] = Counter()
         super().__init__(seed, rules, trace)
         self.movable = self.channels + self.quiet_channels + self.idle_channels
         self.operator = Operator(self)
-        self.peace_s = self.world.rng("moves").choice((0.0, 0.0, PEACE_S)) / self.pace
+        peace_s = self.world.rng("moves").choice((0.0, 0.0, PEACE_S)) / self.pace
+        self.peace_s = 0.0 if self.silences else peace_s
 
     # What is added to the cluster
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """The faults of links and nodes; few of them where a publisher is silent."""
+        options = super().draw_faults(rng)
+        self.silences = self.world.rng("silences").random() < self.silences_share and not options.peaceful
+        if self.silences:
+            self.load_s = QUICK_LOAD_S
+            options = dataclasses.replace(options, **FEW_FAULTS)
+        return options
 
     def make_shape(self, options: FaultOptions) -> Shape:
         """The common shape with fewer applications and with limits for moves."""
@@ -93,17 +123,23 @@ class MovesRun(ChannelScenario):
         self.peaceful = options.peaceful and rng.random() < PEACEFUL
         if self.peaceful:
             self.ring_death = 0.0
+        safety_s = shape.safety_s
+        if self.silences:
+            limits = msgspec.structs.replace(limits, linger_s=0.5, widen_timeout_s=0.2)
+            safety_s = max(safety_s, SEQUENCE_S)
         return dataclasses.replace(
             shape,
             limits=limits,
+            safety_s=safety_s,
             clients=rng.randint(3, 6),
             channels=rng.randint(2, 4),
-            lapses=shape.lapses and not self.peaceful,
+            burst_pause_s=BURST_PAUSES * shape.burst_pause_s,
+            lapses=shape.lapses and not self.peaceful and not self.silences,
         )
 
     def coordinator_options(self) -> CoordinatorOptions:
         """In some runs the plan's changes reach agents late, each at its own time."""
-        slow_s = self.world.rng("news").choice((0.05, 0.05, 0.3, 0.9))
+        slow_s = 0.05 if self.silences else self.world.rng("news").choice((0.05, 0.05, 0.3, 0.9))
         self.hasty = slow_s > 0.1 and self.shape.limits.prepare_timeout_s < 4 * slow_s
         return CoordinatorOptions(watch_delay_s=(0.000_5, slow_s))
 
@@ -152,6 +188,13 @@ class MovesRun(ChannelScenario):
         self.world.after(BEFORE_MOVES_S, self.operator.start)
         self.world.after(self.shape.safety_s + self.calm_s - LAST_MOVE_S, self._last_move)
 
+    def faults_began(self) -> None:
+        """In some runs a publisher is silent while its channel moves."""
+        super().faults_began()
+        if self.silences:
+            self.silent = SilentPublisher(self)
+            self.silent.begin()
+
     def _last_move(self) -> None:
         self.moving = False
 
@@ -165,6 +208,8 @@ class MovesRun(ChannelScenario):
         self.watch.written(entry, home, self.world.now)
         if self.operator is not None:
             self.operator.strike(entry)
+        if self.silent is not None:
+            self.silent.entry_written(entry)
 
     def _count_takeover(self, entry: Entry) -> None:
         """Counts moves that another conductor takes over."""

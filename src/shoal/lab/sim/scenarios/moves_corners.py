@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.lab.sim.scenarios.moves_provocation import SilentPublisher
+from shoal.lab.sim.scenarios.provocations import FullDisk
 from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode
 
@@ -21,6 +23,7 @@ BREAKS: Final = (
     "prepare",
     "widen_before_switch",
     "narrow_last",
+    "whole_resync",
     "dedupe",
     "order",
     "heal",
@@ -65,6 +68,8 @@ _SAME: Final = (
     "message forwarded to a helped server",
     "forwarded by a server without part in the channel",
     "idle subscriber at the end",
+    SilentPublisher.counter,
+    FullDisk.counter,
 )
 """Corners that are named like their counters."""
 

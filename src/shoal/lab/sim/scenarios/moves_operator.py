@@ -87,7 +87,7 @@ class Operator:
 
     def _request(self, name: str) -> None:
         run, random, channel = self.run, self.random, name.encode()
-        if not run.moving:
+        if not run.moving or (run.silent is not None and run.silent.channel == name):
             return
         past = run.watch.past(channel)
         if past and random.random() < self.mix.back:
@@ -96,9 +96,13 @@ class Operator:
         else:
             mode = random.choice(list(Mode))
             servers = run.some_servers(random, mode)
+        self.request(name, mode, servers, name not in run.idle_channels and random.random() < self.mix.eager)
+
+    def request(self, name: str, mode: Mode, servers: tuple[str, ...], eager: bool) -> None:
+        """Requests a move."""
+        run, channel = self.run, name.encode()
         self._count += 1
         self.asked[channel] = mode, frozenset(servers)
-        eager = name not in run.idle_channels and random.random() < self.mix.eager
         request = MoveRequest(channel, servers, mode, eager, str(self._count))
         run.world.note("request", name, str(request))
         run.coordinator.store.put(move_key(channel), encode_request(request))

@@ -19,6 +19,8 @@ from shoal.wire import envelope
 from shoal.wire.commands import encode_commands
 
 RETRY_S: Final = 0.2
+CONFIRM_S: Final = 5.0
+"""How long a plain subscriber waits for the reply to its SUBSCRIBE before it connects again."""
 PLAIN_SPEECH_S: Final = 0.4
 """Mean time between two messages of a plain publisher."""
 
@@ -76,14 +78,25 @@ class _PlainLink:
         self.plain = plain
         self.server = server
         self._reader = CommandReader()
+        self._settled = False
+        """Whether there is nothing to wait for any more."""
 
     def connected(self, end: LinkEnd) -> None:
         end.handler = self
         end.send(encode_commands([(b"HELLO", b"3"), (b"SUBSCRIBE", self.plain.channel.encode())]))
+        self.plain.node.after(CONFIRM_S, self._give_up, end)
+
+    def _give_up(self, end: LinkEnd) -> None:
+        """The server may be gone without a word."""
+        if not self._settled:
+            self._settled = True
+            end.abort()
+            self.plain.cut(self.server)
 
     def received(self, end: LinkEnd, data: bytes) -> None:
         for item in self._reader.read(data):
             if isinstance(item, list) and item[0] == b"subscribe":
+                self._settled = True
                 self.plain.confirmed(self.server)
             elif isinstance(item, list) and item[0] == b"message":
                 self.plain.hear(item[2])
@@ -92,6 +105,7 @@ class _PlainLink:
         self.plain.cut(self.server)
 
     def lost(self, end: LinkEnd, reason: str) -> None:
+        self._settled = True
         self.plain.cut(self.server)
 
 

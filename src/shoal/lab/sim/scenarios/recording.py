@@ -92,6 +92,8 @@ class Wipe(NamedTuple):
 class RecordingRun(MovesRun):
     """One seed of the scenario."""
 
+    silences_share = 0.0
+
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
         self._keys_lost = KEYS_LOST

@@ -49,7 +49,7 @@ from shoal.wire.envelope import (
     stream_id,
 )
 from shoal.wire.identity import SIGNATURE_BYTES, ClientKey
-from shoal.wire.lane_tag import TAG_AT
+from shoal.wire.lane_tag import TAG_AT, lane_state, tagged
 
 PAUSE_S: Final = 0.7
 HOSTILE: Final = 0.2
@@ -70,6 +70,8 @@ FLAGS_AT: Final = 2
 FLOOD: Final = 300
 FLOODS: Final = 0.005
 """How many lies it tells at once, and how often."""
+GREED: Final = 60
+"""How many questions, and messages on new channels, a greedy one sends at once."""
 ALTERS: Final = 0.3
 """How often it alters a message that it has heard on the same server, and those of a channel for a subscriber that
 comes to it."""
@@ -139,6 +141,7 @@ class Stranger:
         history: ChannelRunHistory,
         ring: Callable[[], Ring | None],
         said: Counter[str],
+        greedy: bool = False,
     ) -> None:
         self.network = network
         self.node = network.node("stranger")
@@ -161,7 +164,8 @@ class Stranger:
         self._forged: dict[int, int] = {}
         """By instance of an agent: the number of the last heartbeat that was forged."""
         self._visit: Visit | None = None
-        self.hostile = self.random.random() < HOSTILE
+        self.greedy = greedy
+        self.hostile = self.random.random() < HOSTILE or greedy
         self._connect()
 
     def _connect(self) -> None:
@@ -180,6 +184,8 @@ class Stranger:
             if self.hostile:
                 speeches += [*self._repetitions(server), *self._claims(server)]
                 commands.append((b"PSUBSCRIBE", RESERVED_PREFIX + b"*"))
+            if self.greedy:
+                speeches += self._greed(server)
             if self.hostile and self._key is None and ring is not None and ring.scheme:
                 visit.enrolment = Enrolment(ring, server, self.random.randbytes(32), self.random.getrandbits(60))
                 commands += visit.enrolment.commands()
@@ -411,6 +417,29 @@ class Stranger:
         heal = control.Heal(channel, streams[0], 1, FAR)
         asker = random.choice(clients)
         found.append((peer_channel(victim), control.encode(heal, asker, random.getrandbits(60), self._peer_seal())))
+        return found
+
+    def _greed(self, server: str) -> list[tuple[bytes, bytes]]:
+        """More than a client may ask of an agent, with its own key: patterns, greetings, streams, and messages on
+        channels that no other client uses."""
+        own, random = self._key, self.random
+        if own is None:
+            return []
+        seal = control.KeySeal(control.CLIENT_SCHEME, own.generation, own.to_agent(server))
+        found = []
+        for _ in range(GREED):
+            self._number += 1
+            name = b"greed.%d" % random.randrange(1000)
+            stream = stream_id(own.client, random.randrange(1, 1 << 15))
+            questions: tuple[control.Control, ...] = (
+                control.Hello(random.getrandbits(60), b"*%d*e*" % random.randrange(100), True, True, 0, 1),
+                control.Hello(random.getrandbits(60), name, False, False, 0, 1, stream, 5),
+                control.Greet(random.getrandbits(60), 1, 0),
+            )
+            found.append((AGENT_CHANNEL, control.encode(random.choice(questions), own.client, self._number, seal)))
+            message = prefix(0, 1, stream) + SUFFIX.pack(1, 1) + b"greed"
+            found.append((name, tagged(message, lane_state(own.lane(server, name)))))
+        self.said["greed"] += 1
         return found
 
     def _speech(self, server: str) -> tuple[bytes, bytes]:

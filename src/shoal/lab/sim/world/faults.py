@@ -90,6 +90,11 @@ class Faults:
     def _reset(self) -> None:
         end = self._some_end()
         if end is not None:
+            self.reset(end)
+
+    def reset(self, end: LinkEnd) -> None:
+        """Resets a connection now, if faults are on."""
+        if self.active:
             self._count("reset")
             self.network.world.note("reset", str(end))
             self.network.reset(end)
@@ -110,14 +115,17 @@ class Faults:
         self.partition(names[:size], names[size:], self._options.partition_s, one_way=one_way)
 
     def partition(self, some: list[str], others: list[str], span: Range, *, one_way: bool = False) -> None:
-        """Cuts some nodes off from others now, if faults are on."""
-        if not self.active:
-            return
+        """Cuts some nodes off from others for a while, if faults are on."""
+        if self.active:
+            self._later(span, self.cut(some, others, one_way=one_way).heal)
+
+    def cut(self, some: list[str], others: list[str], *, one_way: bool = False) -> Partition:
+        """Cuts some nodes off from others, until the partition is healed or faults end."""
         self._count("partition_one_way" if one_way else "partition")
         self.network.world.note("partition", some, others, one_way)
         partition = self.network.partition(some, others, one_way=one_way)
         self._partitions.append(partition)
-        self._later(span, partition.heal)
+        return partition
 
     def _pause(self) -> None:
         node = self._some_node(self._pausable)
@@ -137,14 +145,14 @@ class Faults:
         if node is not None:
             self.crash(node)
 
-    def crash(self, node: Node) -> None:
+    def crash(self, node: Node, down_s: Range | None = None) -> None:
         """Crashes a node now, if faults are on and it is up."""
         if self.active and node.up:
             power = self._rng.random() < self._options.power_probability
             self._count("crash_power" if power else "crash")
             self.network.world.note("crash", node.name, power)
             node.crash(power=power)
-            self._later(self._options.down_s, node.restart)
+            self._later(down_s or self._options.down_s, node.restart)
 
     def _count(self, kind: str) -> None:
         self.counts[kind] += 1

@@ -44,11 +44,13 @@ SEGMENTS_PER_WINDOW: Final = 4
 class LinkEnd:
     """One end of a connection; a process on `node` holds it."""
 
-    __slots__ = ("_into", "_out", "handler", "node", "on_drain", "open", "peer")
+    __slots__ = ("_into", "_out", "handler", "node", "on_drain", "open", "peer", "send")
 
     node: Node
     peer: LinkEnd
     handler: Handler | None
+    send: Callable[[bytes], None]
+    """Sends bytes. On a connection that has ended they are dropped."""
     _out: Direction
     _into: Direction
 
@@ -66,10 +68,6 @@ class LinkEnd:
     def unsent_bytes(self) -> int:
         """Bytes that do not fit into the window yet: the process's own output buffer."""
         return self._out.unsent_bytes
-
-    def send(self, data: bytes) -> None:
-        """Sends bytes. On a connection that has ended they are dropped."""
-        self._out.send(data)
 
     def close(self, *, flush: bool = True) -> None:
         """Ends the stream after the bytes sent so far; without `flush`, unsent bytes are dropped first."""
@@ -325,7 +323,19 @@ class Direction:
         if batch.arrival > world.now:
             self._schedule(batch.arrival)
             return
-        data = self._take(batch)
+        pieces, split = batch.pieces, self._split
+        if pieces is None:
+            batches.popleft()
+            data = None
+        else:
+            single = len(pieces) == 1
+            if single:
+                split *= SPLIT_INSIDE
+            if batch.size < 2 or not split or self._cuts.random() >= split:
+                batches.popleft()
+                data = pieces[0] if single else b"".join(pieces)
+            else:
+                data = self._take_part(batch, pieces)
         if batches:
             self._pump_event = world.at(batches[0].arrival, self._pump)
         dst = self.dst
@@ -344,18 +354,8 @@ class Direction:
         if self._unsent:
             self.refill()
 
-    def _take(self, batch: _Batch) -> bytes | None:
-        """The first batch, or sometimes only a part of it; the rest follows later."""
-        pieces, split = batch.pieces, self._split
-        if pieces is None:
-            self._batches.popleft()
-            return None
-        single = len(pieces) == 1
-        if single:
-            split *= SPLIT_INSIDE
-        if batch.size < 2 or not split or self._cuts.random() >= split:
-            self._batches.popleft()
-            return pieces[0] if single else b"".join(pieces)
+    def _take_part(self, batch: _Batch, pieces: list[bytes]) -> bytes:
+        """A part of the first batch; the rest follows later."""
         count = self._cuts.randint(1, batch.size - 1)
         data = b"".join(pieces)
         batch.pieces, batch.size = [data[count:]], batch.size - count
@@ -408,6 +408,7 @@ def connect_ends(wires: Wires, first: LinkEnd, second: LinkEnd, delay: Callable[
     there.reverse, back.reverse = back, there
     first._out, first._into, first.peer = there, back, second
     second._out, second._into, second.peer = back, there, first
+    first.send, second.send = there.send, back.send
 
 
 def directions(end: LinkEnd) -> tuple[Direction, Direction]:

@@ -110,6 +110,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         self._missed = False
         """Whether a turn fell due while the process was paused."""
         self._busy_until = 0.0
+        self._clock = node.clock
         self._now_ms = int(node.clock() * 1000)
 
     # -- what asyncio calls ------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ class SimLoop(asyncio.AbstractEventLoop):
             raise RuntimeError("a turn of this loop is under way")
         outer = None if self._world.running else events._get_running_loop()
         self._turning = True
-        self._now_ms = int(self.node.clock() * 1000)
+        self._now_ms = int(self._clock() * 1000)
         events._set_running_loop(self)
         try:
             callback(*args)
@@ -316,11 +317,11 @@ class SimLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
             self._cancelled -= 1
-        return bool(timers) and timers[0][0] <= int(self.node.clock() * 1000)
+        return bool(timers) and timers[0][0] <= int(self._clock() * 1000)
 
     def _turn(self) -> None:
         """Runs the timers that are due, and the callbacks that were ready when the turn began."""
-        self._now_ms = now_ms = int(self.node.clock() * 1000)
+        self._now_ms = now_ms = int(self._clock() * 1000)
         ready, timers = self._ready, self._timers
         while timers and timers[0][0] <= now_ms:
             handle = heapq.heappop(timers)[2]

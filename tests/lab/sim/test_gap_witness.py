@@ -1,0 +1,64 @@
+"""The witnesses of a gap: only processes that run, and that together have heard everything on the channel."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from shoal.channels.states import AgentState
+from shoal.lab.sim.scenario import BEGIN_S
+from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.lab.sim.scenarios.gap_witness import witnesses
+from shoal.message import Gap
+
+GAP = Gap("c", None, 0, None, "no agent watched server s1 for a while; publishers are unknown", None)
+
+
+def witnesses_of(
+    *,
+    running: bool = True,
+    incarnation: int = 1,
+    state: AgentState = AgentState.SERVING,
+    healable: bool = True,
+    now: float = 0.0,
+) -> Any:
+    """Who knows that nothing is missing; the agent's process was the first one on its node."""
+    node = SimpleNamespace(name="agent-s1", running=running, incarnation=incarnation)
+    core = SimpleNamespace(state=state)
+    agent = SimpleNamespace(
+        server="s1", node=node, incarnation=1, agent=SimpleNamespace(core=core), began_at=0.0, steady_since=0.0
+    )
+    network = SimpleNamespace(nodes={"s1": SimpleNamespace(running=True)})
+    shape = SimpleNamespace(full=False, healable=healable, limits=SimpleNamespace(gap_timeout_s=2.0))
+    world = SimpleNamespace(now=now)
+    run: Any = SimpleNamespace(agent_processes=[[agent]], network=network, shape=shape, safety_s=10.0, world=world)
+    sub: Any = SimpleNamespace(called_at=1.0)
+    return witnesses(run, sub, GAP)
+
+
+def test_an_agent_that_has_run_since_before_the_subscription_is_a_witness() -> None:
+    assert witnesses_of() == ("agent-s1",)
+
+
+def test_where_gaps_come_early_it_is_one_only_when_faults_have_been_over_for_long_enough() -> None:
+    assert witnesses_of(healable=False, now=BEGIN_S + 11.9) == ()
+    assert witnesses_of(healable=False, now=BEGIN_S + 12.0) == ("agent-s1",)
+
+
+@pytest.mark.parametrize("change", [{"running": False}, {"state": AgentState.AWAY}, {"incarnation": 2}])
+def test_an_agent_that_is_away_or_whose_process_has_ended_is_none(change: dict[str, Any]) -> None:
+    """When faults end, the node of a removed server is up again, but there is no process on it."""
+    assert witnesses_of(**change) == ()
+
+
+@pytest.mark.parametrize(
+    ("since", "servers"), [(0.5, {"s1", "s2"}), (1.0, {"s1", "s2"}), (3.0, {"s1", "s2"}), (4.0, {"s1"}), (9.0, {"s1"})]
+)
+def test_agents_of_all_servers_where_a_channel_was_since_the_subscription_began_must_have_heard_it(
+    since: float, servers: set[str]
+) -> None:
+    """A publisher may have been on a server that died with its agent before the channel moved on."""
+    run: Any = SimpleNamespace(placements={"c": [(1.0, {"s1"}), (2.0, {"s2"}), (4.0, {"s1"})]})
+    assert ChannelScenario.servers_since(run, "c", since) == servers
