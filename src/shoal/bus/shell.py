@@ -66,6 +66,40 @@ _log: Final = get_log(__name__)
 class BusShell:
     """One router on the running event loop."""
 
+    __slots__ = (
+        "_armed_count",
+        "_conditions",
+        "_connections",
+        "_dialer",
+        "_fetcher",
+        "_listeners",
+        "_monotonic",
+        "_renewal",
+        "_room_bytes",
+        "_room_messages",
+        "_rooms",
+        "_source",
+        "_tasks",
+        "_timer",
+        "_timer_at",
+        "_timers",
+        "_turn_s_max",
+        "_wall",
+        "closed",
+        "counting",
+        "departure",
+        "errors",
+        "limits",
+        "loop",
+        "now",
+        "refusals",
+        "refused",
+        "router",
+        "scheduled",
+        "time_us",
+        "tokens",
+    )
+
     def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
         self.router = router
         self.loop = asyncio.get_running_loop()

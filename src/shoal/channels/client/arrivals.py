@@ -8,7 +8,8 @@ lane, a message that is the next of its stream, and a run of such messages. All 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import repeat
+from itertools import islice, repeat
+from operator import countOf
 from typing import Any, Final
 
 from hiredis import PushNotification
@@ -56,7 +57,7 @@ class Arrivals:
     def received(self, server: str, frames: list[Any], now: float) -> None:
         """Frames from a server in wire order: pushes, and replies to commands."""
         link = self._links.get(server)
-        if link is None or (len(frames) >= RUN_MESSAGES_MIN and self._take_run(server, frames)):
+        if link is None or (len(frames) >= RUN_MESSAGES_MIN and self._take_run(link, frames, now)):
             return
         inflight, keyed = link.inflight, self._keyed
         lane: Lane | None = None
@@ -126,8 +127,11 @@ class Arrivals:
         self._confirm(lane, confirmed, now)
         self._counters.delivered += delivered
 
-    def _take_run(self, server: str, frames: list[Any]) -> bool:
-        """Takes frames that are one run of plain messages; returns False and does nothing if they are anything else."""
+    def _take_run(self, link: ServerLink, frames: list[Any], now: float) -> bool:
+        """Takes frames that are one run of plain messages or of confirmations; returns False and does nothing if they
+        are anything else."""
+        if type(frames[0]) is int:
+            return self._take_confirmations(link, frames, now)
         run = as_run(frames)
         subs = self._by_channel.get(run.channel) if run is not None else None
         if run is None or subs is None or len(subs) != 1 or not subs[0].in_force or subs[0].wanted is not None:
@@ -136,7 +140,7 @@ class Arrivals:
         stream = sub.streams.get(run.stream)
         if stream is None or stream.next != run.sequences[0] or stream.held:
             return False
-        if stream.lane != server or stream.word != run.word:
+        if stream.lane != link.server or stream.word != run.word:
             return False
         inbox = sub.inbox
         count = len(frames)
@@ -154,6 +158,19 @@ class Arrivals:
         if not sub.notified:
             sub.notified = True
             self._ready.append(sub)
+        return True
+
+    def _take_confirmations(self, link: ServerLink, frames: list[Any], now: float) -> bool:
+        """Takes frames that all confirm messages of one lane; returns False and does nothing otherwise."""
+        inflight, count = link.inflight, len(frames)
+        lane = inflight[0] if inflight else None
+        if type(lane) is not Lane or countOf(islice(inflight, count), lane) != count:
+            return False
+        if countOf(map(type, frames), int) != count:
+            return False
+        for _ in frames:
+            inflight.popleft()
+        self._publisher.confirmed(lane, count, now)
         return True
 
     def _confirm(self, lane: Lane | None, count: int, now: float) -> int:
