@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import hiredis
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -151,6 +152,33 @@ def test_a_message_is_pending_until_the_server_has_replied() -> None:
     driver.feed("s1", 0)
     assert driver.router.settled, "a server that passes it on to nobody has it all the same"
     assert router.pending_bytes == 0
+
+
+def test_a_long_run_of_replies_confirms_as_single_ones_do() -> None:
+    """Many replies at once take a shorter way, which must not count an error or another lane's reply."""
+    driver = RouterDriver()
+    other = channel_at(driver.ring, "s1")
+    driver.publish(TILE, b"0")
+    driver.publish(other, b"0")
+    driver.servers["s1"].mute = True
+    out = driver.publish(TILE, *[b"x"] * 20)
+    also = driver.publish(other, b"y", b"z")
+    driver.feed("s1", *[1] * 12)
+    assert (out.confirmed, also.confirmed) == (13, 1)
+    driver.feed("s1", *[1] * 10)
+    assert (out.confirmed, also.confirmed) == (21, 3)
+    assert driver.router.settled
+
+
+def test_an_error_among_many_replies_is_reported() -> None:
+    driver = RouterDriver()
+    driver.publish(TILE, b"0")
+    driver.servers["s1"].mute = True
+    driver.publish(TILE, *[b"x"] * 12)
+    driver.feed("s1", *[1] * 6, hiredis.ReplyError("NOPERM no"), *[1] * 5)
+    driver.play()
+    assert len(driver.happened(PublishRefused)) == 1
+    assert driver.router.settled
 
 
 def test_waiters_are_woken_in_order_when_their_message_is_confirmed() -> None:

@@ -66,6 +66,7 @@ _log: Final = get_log(__name__)
 class BusShell:
     """One router on the running event loop."""
 
+    # From 30 attributes on, Python 3.11 looks them up in a plain dictionary, a third more slowly.
     __slots__ = (
         "_armed_count",
         "_conditions",

@@ -103,6 +103,7 @@ class Connection(asyncio.BufferedProtocol):
     Only the transport calls the methods of `asyncio.BufferedProtocol`.
     """
 
+    # From 30 attributes on, Python 3.11 looks them up in a plain dictionary, a third more slowly.
     __slots__ = (
         "_answer_timeout_s",
         "_answers",
