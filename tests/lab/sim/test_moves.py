@@ -35,7 +35,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (2,),
     "order": (35,),
     "heal": (0,),
-    "handshake": (35,),
+    "handshake": (16,),
     "lease": (26,),
 }
 """Quick seeds that are known to catch a broken rule."""
