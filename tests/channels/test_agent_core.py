@@ -67,8 +67,10 @@ def session(clients: int = 0) -> AgentDriver:
     return driver
 
 
-def hello(nonce: int = 1, name: bytes = TILE, *, pattern: bool = False, ring_version: int = 3) -> control.Hello:
-    return control.Hello(nonce, name, pattern, True, 1, ring_version)
+def hello(
+    nonce: int = 1, name: bytes = TILE, *, pattern: bool = False, ring_version: int = 3, incarnation: int = 0
+) -> control.Hello:
+    return control.Hello(nonce, name, pattern, not incarnation, 1, ring_version, incarnation=incarnation)
 
 
 def publisher_hello(last: int, client: int = OTHER, name: bytes = TILE) -> control.Hello:
@@ -447,6 +449,33 @@ def test_after_a_restart_of_the_server_those_not_heard_again_are_absent() -> Non
     assert answer.streams == [(TILE, STREAM, 3, 0)]
     assert answer.absent == [(TILE, other, 7, 0)]
     assert answer.remembers
+
+
+def test_an_incarnation_in_which_a_client_was_silent_is_not_remembered() -> None:
+    """The client may have published after it, and died before the next resync."""
+    driver = resyncing(clients=2)
+    present(driver, CLIENT)
+    driver.advance(DEFAULT_LIMITS.resync_s)
+    before = driver.core.incarnation
+    driver.core.lost(driver.now)
+    driver.open("run one")
+    driver.tell(hello(incarnation=before))
+    assert not driver.answers()[0].remembers
+
+
+def test_an_incarnation_in_which_all_clients_have_answered_late_is_remembered() -> None:
+    driver = resyncing(clients=2)
+    present(driver, CLIENT)
+    driver.advance(DEFAULT_LIMITS.resync_s)
+    present(driver, OTHER)
+    before = driver.core.incarnation
+    for clients in (0, 3):
+        driver.core.lost(driver.now)
+        driver.open("run one", clients=clients)
+        driver.advance(DEFAULT_LIMITS.resync_s)
+        driver.tell(hello(incarnation=before))
+        assert driver.answers()[-1].remembers, "new publishers wait for an answer, so the agent knows all"
+        before = driver.core.incarnation
 
 
 def test_two_restarts_in_a_row_are_remembered_too() -> None:

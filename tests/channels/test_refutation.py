@@ -449,6 +449,47 @@ def test_a_stream_that_was_met_by_a_false_message_begins_with_its_first_true_one
         assert scene.takes(sub) == []
 
 
+def divided() -> tuple[Scene, SubscriptionCore]:
+    """A subscription on two servers, of which one is away. On the other one a false beacon has introduced a stream."""
+    scene = Scene(("s1", "s2"))
+    scene.router.entry(_entry("s1", "s2"), scene.now)
+    sub = scene.subscribe(TILE)
+    scene.servers["s2"].reachable = False
+    scene.lose("s2")
+    scene.copy(FAR, FALSE, flags=BEACON)
+    return scene, sub
+
+
+def test_a_stream_that_an_agent_has_listed_outlives_the_false_beacon_that_introduced_it() -> None:
+    scene, sub = divided()
+    scene.servers["s2"].streams[TILE, STREAM] = 3
+    scene.servers["s2"].reachable = True
+    scene.advance(1.0)
+    scene.refute((FAR, FALSE))
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 1 to 3"]
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 1-3"]
+
+
+def test_messages_before_the_first_that_was_heard_since_are_still_expected() -> None:
+    scene, sub = divided()
+    scene.copy(3)
+    scene.refute((FAR, FALSE))
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 1 to 3"]
+
+
+def test_a_stream_of_which_only_an_agent_has_told_is_expected_from_its_first_number() -> None:
+    """It was met by a false message on an unbroken connection, and went on while the subscription was away."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(9, FALSE)
+    scene.servers["s1"].streams[TILE, STREAM] = 3
+    scene.lose("s1")
+    scene.advance(1.0)
+    scene.refute((9, FALSE))
+    assert sub.doubts() == [f"tile of {STREAM:x} misses 1 to 3"]
+
+
 def test_true_messages_behind_a_false_first_one_are_not_delivered_again() -> None:
     scene = Scene()
     sub = scene.subscribe(TILE)

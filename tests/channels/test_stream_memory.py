@@ -28,10 +28,10 @@ class Scene:
             self.scanner.feed(observed(channel, envelope(client << 16, 5)), self.now)
             assert self.scanner.scan() is None
 
-    def lose(self) -> None:
+    def lose(self, whole: bool = True) -> None:
         """The connection was lost: another incarnation begins."""
         self.incarnation += 1
-        self.memory.begin_incarnation(self.incarnation, self.now)
+        self.memory.begin_incarnation(self.incarnation, self.now, whole)
 
     def absent(self, name: bytes, pattern: bool = False) -> tuple[list[tuple[bytes, int]], bool]:
         known = self.memory.absent(name, pattern, self.memory.current(name, pattern), self.now)
@@ -54,6 +54,15 @@ def test_streams_of_earlier_incarnations_are_absent_until_they_are_heard_again(s
     assert scene.absent(b"a") == ([(b"a", 1), (b"a", 2)], True)
     scene.now += IDLE_S + 1
     assert scene.absent(b"a") == ([], True)
+
+
+def test_an_incarnation_with_unknown_publishers_is_not_remembered(scene: Scene) -> None:
+    scene.publish(b"a", 1)
+    scene.lose(whole=False)
+    scene.lose()
+    assert not scene.memory.remembers(1)
+    assert scene.memory.remembers(2)
+    assert scene.absent(b"a") == ([(b"a", 1)], True), "the streams are"
 
 
 def test_channels_whose_streams_do_not_fit_are_incomplete_until_they_would_be_forgotten(

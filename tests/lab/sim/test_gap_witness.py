@@ -23,12 +23,18 @@ def witnesses_of(
     state: AgentState = AgentState.SERVING,
     healable: bool = True,
     now: float = 0.0,
+    informed_since: float = 0.0,
 ) -> Any:
     """Who knows that nothing is missing; the agent's process was the first one on its node."""
     node = SimpleNamespace(name="agent-s1", running=running, incarnation=incarnation)
     core = SimpleNamespace(state=state)
     agent = SimpleNamespace(
-        server="s1", node=node, incarnation=1, agent=SimpleNamespace(core=core), began_at=0.0, steady_since=0.0
+        server="s1",
+        node=node,
+        incarnation=1,
+        agent=SimpleNamespace(core=core),
+        informed_since=informed_since,
+        steady_since=0.0,
     )
     network = SimpleNamespace(nodes={"s1": SimpleNamespace(running=True)})
     shape = SimpleNamespace(full=False, healable=healable, limits=SimpleNamespace(gap_timeout_s=2.0))
@@ -40,6 +46,10 @@ def witnesses_of(
 
 def test_an_agent_that_has_run_since_before_the_subscription_is_a_witness() -> None:
     assert witnesses_of() == ("agent-s1",)
+
+
+def test_one_that_may_not_know_all_publishers_since_then_is_none() -> None:
+    assert witnesses_of(informed_since=2.0) == ()
 
 
 def test_where_gaps_come_early_it_is_one_only_when_faults_have_been_over_for_long_enough() -> None:

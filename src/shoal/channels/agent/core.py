@@ -141,6 +141,9 @@ class AgentCore:
         self._memory = StreamMemory(scanner, limits.publisher_idle_s, rules)
         self._resync = Resync(rules)
         self._resyncs_unfinished = 0
+        self.knows_publishers = False
+        """Whether all clients of the server have told their streams. From then on this process knows every publisher: a
+        new one waits for an answer before it publishes."""
         self._deferred = DeferredHellos()
         self._untold = UntoldMessages()
         self._queue = ControlQueue()
@@ -217,7 +220,7 @@ class AgentCore:
     def _begin_incarnation(self, run_id: str, now: float) -> None:
         """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
         of the one before are kept apart until they are heard in this one."""
-        self._memory.begin_incarnation(self.incarnation, now)
+        self._memory.begin_incarnation(self.incarnation, now, self.knows_publishers)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
         self.incarnation = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") or 1
@@ -716,6 +719,7 @@ class AgentCore:
 
     def _check_presents(self) -> None:
         if self._resync.complete:
+            self.knows_publishers = True
             self.timers.cancel("resync over")
             self.timers.cancel("resync again")
             if self.state is states.AgentState.RESYNCING:

@@ -65,10 +65,12 @@ class StreamMemory:
         self._forgot_at = float("-inf")
         self._incarnations: dict[int, None] = {}
 
-    def begin_incarnation(self, ended: int, now: float) -> None:
-        """A new incarnation begins; `ended` is the one before it, 0 if it is the first."""
+    def begin_incarnation(self, ended: int, now: float, whole: bool) -> None:
+        """A new incarnation begins; `ended` is the one before it, 0 if it is the first. `whole`: the agent knew every
+        publisher when it ended. Otherwise an unknown one may have published after it."""
         if ended:
-            self._incarnations[ended] = None
+            if whole:
+                self._incarnations[ended] = None
             if len(self._incarnations) > INCARNATIONS_MAX:
                 del self._incarnations[next(iter(self._incarnations))]
             self._forget(now)
@@ -114,7 +116,7 @@ class StreamMemory:
             self._all_incomplete = None
 
     def remembers(self, incarnation: int) -> bool:
-        """Whether this process has heard everything since an incarnation; 0 is its first one."""
+        """Whether this process has known every publisher since an incarnation; 0 is its first one."""
         return incarnation in self._incarnations if incarnation else bool(self._incarnations)
 
     def of(self, channel: bytes) -> dict[int, int]:

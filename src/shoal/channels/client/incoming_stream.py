@@ -121,6 +121,7 @@ class StreamIn:
         "stream",
         "sure",
         "tags",
+        "told",
         "touched",
         "word",
     )
@@ -130,6 +131,8 @@ class StreamIn:
         self.publisher = client_of(stream)
         self.first = self.next = next_sequence
         self.last = self.sure = next_sequence - 1
+        self.told = 0
+        """The highest number that an agent or the publisher has told since the stream was met; 0 if none has."""
         self.held: dict[int, Held] = {}
         self.claims: dict[int, set[Origin]] = {}
         self.recalled: set[int] = set()
@@ -193,6 +196,7 @@ class StreamIn:
     def knows(self, last: int) -> None:
         """Takes evidence of an agent or the publisher that the stream has come as far as `last`."""
         self.sure = max(self.sure, last)
+        self.told = max(self.told, last)
         self.last = max(self.last, last)
 
     def claim(self, last: int, origin: Origin | None) -> None:
@@ -250,6 +254,7 @@ class StreamIn:
                 self.held.pop(number, None)
         if self.sure == request.sure:
             self.sure = min(self.sure, max(last, self.next - 1))
+            self.told = min(self.told, last)
         self.recount()
 
     def is_copy(self, number: int, origin: Origin, unlisted: bool) -> bool:

@@ -171,8 +171,9 @@ class Refutations:
             self._receiver.notify(sub)
 
     def _begin_again(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn) -> None:
-        """The first that was heard of a stream was false. The lowest number that was heard since is the first one. What
-        agents are asked now was asked about other numbers."""
+        """The first that was heard of a stream was false. The lowest number that was heard since is the first one. A
+        subscription that cannot tell where a stream began still expects all numbers, and so does one that knows of it
+        by an agent or its publisher only. What agents are asked now was asked about other numbers."""
         for site in sub.sites.values():
             if site.review is not None:
                 site.review.known.pop(stream, None)
@@ -184,17 +185,21 @@ class Refutations:
         heard += [(number, origin) for number, origins in stream.claims.items() for origin in origins]
         stream.birth = min(heard, default=None)
         stream.contested = 0
-        if stream.birth is None:
+        if stream.birth is None and not stream.told:
             del chan.streams[stream.stream]
             return
-        lowest = stream.birth[0]
+        if stream.first == 1 and not sub.undivided:
+            if stream.told:
+                stream.birth = None
+            return
+        lowest = stream.birth[0] if stream.birth is not None else 1
         if delivered and stream.next - lowest <= RECALLED_MAX:
             stream.recalled.update(range(lowest, min(delivered)))
             stream.first = lowest
         else:
             stream.recalled.clear()
             stream.first = stream.next = lowest
-            stream.sure = lowest - 1
+            stream.sure = max(lowest - 1, stream.told)
 
     def _replace(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """Lets other copies take the place of false ones; what is still missing is asked for."""

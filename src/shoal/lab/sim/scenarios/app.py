@@ -54,6 +54,8 @@ class Sub:
     def __init__(self, record: SubscriberRecord, messages: Subscription) -> None:
         self.record = record
         self.messages = messages
+        self.kept = False
+        """Whether the application does not unsubscribe."""
 
     @property
     def text(self) -> str:
@@ -203,8 +205,8 @@ class App:
         elif draw < 0.87:
             self._subscribe()
             run.exercised["late joiner"] += 1
-        elif self.subs:
-            self._unsubscribe(random.choice(self.subs))
+        elif self.subs and not (sub := random.choice(self.subs)).kept:
+            self._unsubscribe(sub)
         self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
 
     def burst(self, channel: str, count: int) -> None:

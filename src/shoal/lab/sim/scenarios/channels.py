@@ -18,7 +18,15 @@ from shoal.errors import PlanError
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
-from shoal.lab.sim.scenarios.provocations import LATE_S_MAX, ForgottenPublisher, FullDisk, LateHeartbeats, LongAbsence
+from shoal.lab.sim.scenarios.provocations import (
+    LATE_S_MAX,
+    ForgottenPublisher,
+    FullDisk,
+    LateHeartbeats,
+    LateSecret,
+    LongAbsence,
+    RepeatedMessage,
+)
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import FORGED, REPEATED_KINDS
 from shoal.lab.sim.world.fault_options import FaultOptions
@@ -66,6 +74,7 @@ GREEDY_LIMITS: Final = {
 """The share of the runs in which a client with a valid key floods agents, and what each client may ask then."""
 FORGOTTEN: Final = 0.35
 LATE: Final = 0.35
+REPEATED: Final = 0.2
 """The share of the runs with faults in which each sequence of `provocations` is tried, where the network allows it."""
 ROTATIONS: Final = 0.1
 ROTATE_S: Final = (0.2, 3.0)
@@ -79,6 +88,8 @@ SPEAK_S: Final = (0.0, 3.0)
 SPEAK_TIMES: Final = 4
 """How long an agent does not hear of a rotation, so that it does not have the new secret; and when and how often each
 client publishes on its server meanwhile."""
+LATE_SECRETS: Final = 0.3
+"""The share of the runs without other faults in which all agents hear late of a rotation (`LateSecret`)."""
 LEADER_DIES: Final = 0.3
 LEADER_DIES_S: Final = (0.0, 0.6)
 """How often, and how soon, the leader dies after a rotation was requested."""
@@ -146,7 +157,10 @@ CORNERS: Final = {
     "power failure": "crash_power",
     "lease ran out": "router stale_links",
     "subscriber sleeps while its server is out of the ring": "nap",
-    **{provocation.counter: provocation.counter for provocation in (ForgottenPublisher, LateHeartbeats, FullDisk)},
+    **{
+        provocation.counter: provocation.counter
+        for provocation in (ForgottenPublisher, RepeatedMessage, LateHeartbeats, LateSecret, FullDisk)
+    },
     "greedy client": "greed",
     "greedy client's questions are not read": "agent control_unread",
     "greedy client's channels are not looked up": "agent not_looked_up",
@@ -185,6 +199,7 @@ class ChannelsRun(ChannelScenario):
         self._naps: dict[str, Nap] = {}
         """Subscribers that sleep, by their server."""
         self._rotates = False
+        self._late_secret = False
         self._generations: list[int] = []
         super().__init__(seed, rules, trace)
 
@@ -204,12 +219,16 @@ class ChannelsRun(ChannelScenario):
         forgotten, late = rng.random() < FORGOTTEN, rng.random() < LATE
         if self.shape.idle:
             LongAbsence(self).begin()
+        if self._late_secret:
+            LateSecret(self, self._request_rotation, self._revoke).begin()
         if options.peaceful:
             return
         if forgotten and not self.shape.healable:
             ForgottenPublisher(self).begin()
         if late and options.tcp_timeout_s > LATE_S_MAX:
             LateHeartbeats(self).begin()
+        if self.world.rng("repetitions").random() < REPEATED and not self.shape.healable and not self.shape.idle:
+            RepeatedMessage(self).begin()
 
     def _later(self, stream: str, span: tuple[float, float], fn: Callable[[], None]) -> None:
         self.world.after(self.world.rng(stream).uniform(*span), fn)
@@ -221,12 +240,15 @@ class ChannelsRun(ChannelScenario):
         rng = self.world.rng("secret")
         self._later("secret", ROTATE_S, self._rotate)
         with contextlib.suppress(PlanError):  # two generations are in force
-            wanted = rotated(self.book.ring)
-            self.coordinator.store.put(ROTATION_KEY, encode(wanted))
+            self._request_rotation()
             if rng.random() < REVOKES:
                 self._later("secret", REVOKE_S, self._revoke)
             if rng.random() < LEADER_DIES and not self.network.options.peaceful:
                 self._later("secret", LEADER_DIES_S, self._kill_leader)
+
+    def _request_rotation(self) -> None:
+        assert self.book.ring is not None
+        self.coordinator.store.put(ROTATION_KEY, encode(rotated(self.book.ring)))
 
     def secret_written(self) -> None:
         """In runs with faults an agent does not hear of a new secret, and clients publish on its server while they get
@@ -318,6 +340,10 @@ class ChannelsRun(ChannelScenario):
         self._rotates = secret.random() < ROTATIONS
         if self._rotates:
             changes["secret_overlap_s"] = secret.uniform(*OVERLAP_S)
+        elif options.peaceful and self.world.rng("late secrets").random() < LATE_SECRETS:
+            self._late_secret = True
+            self.ring_death = 0.0
+            shape = replace(shape, lapses=False)
         match rng.randrange(10):
             case 0 | 2:
                 changes["known_streams_max"] = rng.randint(2, 5)

@@ -105,7 +105,7 @@ class ChannelScenario(Scenario):
         leaders = self.make_leaders()
         self._first_plan(rng)
         self.apps = [self.make_app(self.network.node(f"app{index}")) for index in range(shape.clients)]
-        Stranger(
+        self.stranger = Stranger(
             self.network,
             self.names,
             self._inboxes,
@@ -444,8 +444,10 @@ class AgentProcess:
         self.agent = Agent(options, self.process.runtime, run.rules)
         self.node = node
         self.incarnation = node.incarnation
-        self.began_at = self.steady_since = run.world.now
+        self.steady_since = run.world.now
         """Since when the agent has watched its server without a break."""
+        self.informed_since = run.world.now
+        """Since when a publisher on its server cannot be unknown to the agent."""
         self.process.begin(self._main())
 
     async def _main(self) -> None:
@@ -460,6 +462,8 @@ class AgentProcess:
     def unwatched(self) -> None:
         """Notes that the agent may miss messages on its server from now on."""
         self.steady_since = self.run.world.now
+        if self.agent.core is None or not self.agent.core.knows_publishers:
+            self.informed_since = self.run.world.now
         self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
 
     # Observing the connections (see `transport.Tap`)

@@ -10,7 +10,8 @@ A publisher that runs knows everything about its stream. An agent knows a stream
 If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
 if that holds for all servers on which a channel was placed since then, these agents know the channel's streams. If only
 its process has lived since then, it knows that there are no other publishers: each had to wait for its answer before
-the first message. An agent whose tables are too small does not know that.
+the first message. An agent whose tables are too small does not know that, and one that lost its connection before all
+clients had answered its resync does not know of the publishers until then.
 
 The publisher of a stream that ended because it was silent has forgotten it.
 
@@ -44,8 +45,8 @@ def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[st
     if gap.publisher is None:
         if run.shape.full:
             return ()
-        old = [agent for agent in watching if agent.began_at < sub.called_at]
-        return tuple(agent.node.name for agent in old if f"server {agent.server} " in gap.reason)
+        informed = [agent for agent in watching if agent.informed_since < sub.called_at]
+        return tuple(agent.node.name for agent in informed if f"server {agent.server} " in gap.reason)
     messages = run.history.of(gap.channel, gap.publisher)
     if run.shape.idle and _may_have_ended(run, messages):
         return ()

@@ -23,7 +23,7 @@ from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
 from shoal.lab.sim.scenarios.moves_operator import Operator
-from shoal.lab.sim.scenarios.moves_provocation import SEQUENCE_S, SilentPublisher
+from shoal.lab.sim.scenarios.moves_provocation import SEQUENCE_S, SilentPublisher, UnheardPublisher
 from shoal.lab.sim.scenarios.moves_watch import MovesWatch
 from shoal.lab.sim.scenarios.plain import PlainPublisher, PlainSubscriber
 from shoal.lab.sim.scenarios.shape import Shape
@@ -49,12 +49,14 @@ PEACEFUL: Final = 0.7
 ring."""
 BURST_PAUSES: Final = 1.5
 """Applications publish less often than in `channels`: what is tested are moves."""
-QUICK_LOAD_S: Final = (0.0, 0.5)
+QUICK_LOAD_S: Final = (0.0, 0.3)
+RESYNC_S: Final = 0.4
 FEW_FAULTS: Final[dict[str, Any]] = {
     "spike_probability": 0.0, "resets_per_s": 0.1, "stalls_per_s": 0.0, "partitions_per_s": 0.0, "pauses_per_s": 0.0,
     "crashes_per_s": 0.0,
 }  # fmt: skip
-"""Where a publisher is silent while its channel moves, agents load quickly and there are few other faults."""
+"""Where a publisher is silent while an agent restarts, agents load quickly, wait less for clients that do not answer a
+resync, and there are few other faults: the publisher must go on before its lease is over."""
 COPIES_MAX: Final = 300
 """A message that agents forward more often than this circulates without end."""
 BEACONS_FACTOR: Final = 20
@@ -69,7 +71,7 @@ class MovesRun(ChannelScenario):
     """One seed of the scenario."""
 
     silences_share = 0.12
-    """How often a publisher is silent while its channel moves (`moves_provocation`). These runs have few other faults,
+    """How often a publisher is silent while an agent restarts (`moves_provocation`). These runs have few other faults,
     and changes of the plan spread quickly: a move must end before the publisher's lease does."""
     fault_pace = 2.3
     """Higher than in `channels`, because some runs begin with a time without faults."""
@@ -80,6 +82,8 @@ class MovesRun(ChannelScenario):
         self.moving = True
         self.sleepers: set[int] = set()
         """Clients that were paused by the operator; their servers may disconnect them for not reading."""
+        self.spared: set[str] = set()
+        """Channels of a sequence of faults, for which the operator requests no move."""
         self.peaceful = False
         self.hasty = False
         """Whether moves time out before slow watches can have reached all agents."""
@@ -125,7 +129,7 @@ class MovesRun(ChannelScenario):
             self.ring_death = 0.0
         safety_s = shape.safety_s
         if self.silences:
-            limits = msgspec.structs.replace(limits, linger_s=0.5, widen_timeout_s=0.2)
+            limits = msgspec.structs.replace(limits, linger_s=0.5, widen_timeout_s=0.2, resync_s=RESYNC_S)
             safety_s = max(safety_s, SEQUENCE_S)
         return dataclasses.replace(
             shape,
@@ -189,11 +193,12 @@ class MovesRun(ChannelScenario):
         self.world.after(self.shape.safety_s + self.calm_s - LAST_MOVE_S, self._last_move)
 
     def faults_began(self) -> None:
-        """In some runs a publisher is silent while its channel moves."""
+        """In some runs a publisher is silent while an agent restarts."""
         super().faults_began()
         if self.silences:
             self.silent = SilentPublisher(self)
             self.silent.begin()
+            UnheardPublisher(self).begin()
 
     def _last_move(self) -> None:
         self.moving = False

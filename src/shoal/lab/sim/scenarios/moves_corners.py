@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from shoal.lab.sim.scenarios.moves_provocation import SilentPublisher
+from shoal.lab.sim.scenarios.moves_provocation import SilentPublisher, UnheardPublisher
 from shoal.lab.sim.scenarios.provocations import FullDisk
 from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode
@@ -69,6 +69,7 @@ _SAME: Final = (
     "forwarded by a server without part in the channel",
     "idle subscriber at the end",
     SilentPublisher.counter,
+    UnheardPublisher.counter,
     FullDisk.counter,
 )
 """Corners that are named like their counters."""

@@ -87,7 +87,7 @@ class Operator:
 
     def _request(self, name: str) -> None:
         run, random, channel = self.run, self.random, name.encode()
-        if not run.moving or (run.silent is not None and run.silent.channel == name):
+        if not run.moving or name in run.spared:
             return
         past = run.watch.past(channel)
         if past and random.random() < self.mix.back:

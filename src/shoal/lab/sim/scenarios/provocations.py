@@ -6,11 +6,13 @@ run goes another way. They use the faults of `shoal.lab.sim.world.faults`, and e
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from shoal.lab.sim.scenario import BEGIN_S
 from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.world.network import Partition
+from shoal.plan.secret_rotation import generations
 
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.cluster import ChannelScenario
@@ -26,6 +28,17 @@ FULL_S: Final = (1.0, 8.0)
 """When the coordinator's disk is full, and for how long: shorter and longer than a lease."""
 ABSENCE_S: Final = 1.5
 """How much longer than `publisher_idle_s` a long absence lasts."""
+REPETITION_S: Final = 5.0
+"""How long before the end of the faults a message is repeated."""
+AGENT_BACK_S_MAX: Final = 3.0
+"""How long a sequence waits for an agent that has no connection to its server."""
+NEWS_S: Final = (2.0, 2.8)
+REVOKED_S: Final = (0.8, 1.2)
+"""How long agents do not hear of a new secret, and how long before they do the older one is revoked: the leader needs
+two looks at the plan to drop it from the ring and to delete it. Two leases are longer."""
+UNAWARE_S: Final = (0.0, 0.5)
+UNAWARE_TIMES: Final = 2
+"""When and how often each client publishes before it has heard: it hears with the next heartbeat."""
 
 
 class Provocation:
@@ -83,10 +96,20 @@ class Provocation:
 
     def reset_agent(self, server: str) -> None:
         """The agent of a server loses its connections there; its process goes on."""
-        network = self.run.network
-        for end in network.ends(f"agent-{server}"):
-            if end.peer.node.name == server:
+        self.reset(f"agent-{server}", [server])
+
+    def reset(self, node: str, servers: Collection[str]) -> None:
+        """A node loses its connections to some servers."""
+        for end in self.run.network.ends(node):
+            if end.peer.node.name in servers:
                 self.run.faults.reset(end)
+
+    def cut_off(self, node: str, servers: Collection[str]) -> Partition:
+        """A node loses its connections to some servers. It learns of that, and cannot connect before the partition is
+        healed."""
+        path = self.run.faults.cut([node], list(servers), one_way=True)
+        self.reset(node, servers)
+        return path
 
 
 class ForgottenPublisher(Provocation):
@@ -114,10 +137,7 @@ class ForgottenPublisher(Provocation):
         placed = self.run.book.placement(sub.text.encode()).servers
         servers = list(dict.fromkeys((*sub.core.sites, *placed)))
         faults = self.run.faults
-        path = faults.cut([app.node.name], servers, one_way=True)  # it cannot connect, but learns of the reset
-        for end in self.run.network.ends(app.node.name):
-            if end.peer.node.name in servers:
-                faults.reset(end)
+        path = self.cut_off(app.node.name, servers)
         client = talker.record.client
         self.later((0.1, 0.3), self.burst, talker, sub.text, self.random.randint(1, 3))
 
@@ -136,6 +156,70 @@ class ForgottenPublisher(Provocation):
             self.done()
 
         self.when(confirmed, die, path.heal, within_s=3.0)
+        return True
+
+
+class RepeatedMessage(Provocation):
+    """A subscriber and the agent of its server have no connection to the server. Meanwhile a publisher that both know
+    publishes and dies. When the agent is back, another client repeats an earlier message of that publisher, and then
+    the subscriber comes back. The agent has heard the stream in this incarnation, but not how far it had come: if it
+    vouches for the stream, the subscriber does not doubt it, and the last messages are lost without a gap."""
+
+    counter = "message of a dead publisher is repeated"
+
+    def try_to_begin(self) -> bool:
+        """Needs a subscriber with one server, and a publisher of which the stranger has heard a message there. It
+        begins late: when agents restart after it, subscribers are told that any publisher may be missing."""
+        run, apps = self.run, self.apps()
+        if run.world.now < BEGIN_S + run.safety_s - REPETITION_S:
+            return False
+        found = [
+            (app, sub, talker, server)
+            for app in apps
+            for sub in app.subs
+            if not sub.record.pattern and sub.core is not None and sub.core.settled and len(sub.core.sites) == 1
+            for server in sub.core.sites
+            if run.book.placement(sub.text.encode()).servers == (server,)
+            for talker in apps
+            if talker is not app and run.stranger.heard_of(server, sub.text, talker.record.client)
+        ]
+        if not found:
+            return False
+        app, sub, talker, server = self.random.choice(found)
+        agent, client = run.agent_of(server), talker.record.client
+        core = agent.agent.core
+        if core is None or not agent.node.running:
+            return False
+        sub.kept = True
+        before = core.incarnation
+        heard = run.stranger.heard_of(server, sub.text, client)
+        away, deaf = self.cut_off(app.node.name, [server]), self.cut_off(agent.node.name, [server])
+        self.later((0.1, 0.3), self.burst, talker, sub.text, self.random.randint(1, 3))
+        sent = len(run.history.of(sub.text, client))
+
+        def give_up() -> None:
+            away.heal()
+            deaf.heal()
+            self.begin()
+
+        def confirmed() -> bool:
+            messages = run.history.of(sub.text, client)
+            return len(messages) > sent and all(message.confirmed_at is not None for message in messages)
+
+        def die() -> None:
+            run.faults.crash(talker.node)
+            deaf.heal()
+            self.when(lambda: core.incarnation != before, repeat, give_up, AGENT_BACK_S_MAX)
+
+        def repeat() -> None:
+            run.stranger.repeat(server, sub.text, heard)
+            self.later((0.4, 0.6), back)
+
+        def back() -> None:
+            away.heal()
+            self.done()
+
+        self.when(confirmed, die, give_up, within_s=1.5)
         return True
 
 
@@ -215,3 +299,42 @@ class LongAbsence(Provocation):
         self.run.world.after(self.run.shape.limits.publisher_idle_s + ABSENCE_S, path.heal)
         self.done()
         return True
+
+
+class LateSecret(Provocation):
+    """Agents hear of a new secret when the older one has been revoked already, and clients do not reach the
+    coordinator. Until agents hear it they tell clients of no new ring. So clients have their old keys only, and go on
+    with them until the next heartbeat. An agent that does not have the older secret any more takes their messages for
+    false ones."""
+
+    counter = "agents hear of a secret after it was revoked"
+
+    def __init__(self, run: ChannelScenario, rotate: Callable[[], None], revoke: Callable[[], None]) -> None:
+        super().__init__(run)
+        self._rotate = rotate
+        self._revoke = revoke
+
+    def try_to_begin(self) -> bool:
+        """Needs applications that publish."""
+        run, ring = self.run, self.run.book.ring
+        if ring is None or not any(app.spoken for app in self.apps()):
+            return False
+        news_s = self.random.uniform(*NEWS_S)
+        for server in run.names:
+            run.coordinator.delay_news(f"agent-{server}", run.world.now + news_s)
+        unaware_s = news_s + max(UNAWARE_S)
+        run.faults.partition([app.node.name for app in run.apps], ["coordinator"], (unaware_s, unaware_s))
+        self._rotate()
+        run.world.after(news_s - self.random.uniform(*REVOKED_S), self._revoke)
+        run.world.after(news_s, self._speak, max(generations(ring)))
+        return True
+
+    def _speak(self, old: int) -> None:
+        """Every client publishes, if the older secret was revoked in time."""
+        ring = self.run.book.ring
+        if ring is None or old in generations(ring) or not self.run.faults.active:
+            return
+        for app in self.apps():
+            for channel in self.run.channels * UNAWARE_TIMES:
+                self.later(UNAWARE_S, self.burst, app, channel, 1)
+        self.done()

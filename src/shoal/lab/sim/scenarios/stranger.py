@@ -127,6 +127,28 @@ class Visit:
         self.enrolment: Enrolment | None = None
 
 
+class Repetition:
+    """A connection on which the stranger repeats messages that it has heard."""
+
+    def __init__(self, channel: bytes, blobs: list[bytes]) -> None:
+        self._commands: list[Command] = [(b"PUBLISH", channel, blob) for blob in blobs]
+
+    def connected(self, end: LinkEnd) -> None:
+        """Publishes them."""
+        end.handler = self
+        end.send(encode_commands(self._commands))
+        end.node.after(PAUSE_S, end.close)
+
+    def failed(self, reason: str) -> None:
+        """Gives up."""
+
+    def lost(self, end: LinkEnd, reason: str) -> None:
+        """Does nothing."""
+
+    def received(self, end: LinkEnd, data: bytes) -> None:
+        """Ignores replies."""
+
+
 class Stranger:
     """Connects to one server after another, listens, and publishes bad input. `said` counts it by kind; `ring` is the
     newest ring."""
@@ -246,6 +268,16 @@ class Stranger:
         """An agent or a subscriber begins to listen: it has not heard the true messages that were published before."""
         heard = [(channel, blob) for where, channel, blob in self._published if where == server and not blob[FLAGS_AT]]
         return [(name, self._altered(server, name, blob)) for name, blob in heard if only in (None, name)]
+
+    def heard_of(self, server: str, channel: str, client: int) -> list[bytes]:
+        """The messages that it remembers of a client on a channel of a server."""
+        where = server, channel.encode()
+        heard = [blob for *place, blob in self._published if (*place,) == where and not blob[FLAGS_AT]]
+        return [blob for blob in heard if client_of(HEADER.unpack_from(blob)[3]) == client]
+
+    def repeat(self, server: str, channel: str, blobs: list[bytes]) -> None:
+        """Connects to a server, and publishes messages again that it has heard there."""
+        self.network.connect(self.node, server, Repetition(channel.encode(), blobs))
 
     def _leave(self, end: LinkEnd) -> None:
         """Moves on. Where an agent has fallen silent a hostile one stays: there its heartbeats are not contradicted."""
