@@ -347,6 +347,7 @@ async def test_a_reader_that_waits_connects_again(client: redis.Redis) -> None:
         await asyncio.sleep(0.01)
         assert pubsub.connection is not None
         await pubsub.connection.disconnect()
+        assert not reader.done(), "the subscription cannot be in force before its connections are open again"
         await client.publish("waited", "x")
         assert await asyncio.wait_for(reader, WAIT_S) is None, "the subscription is confirmed anew"
         assert await read(pubsub) == shape("message", b"waited", b"x")

@@ -66,12 +66,14 @@ class PubSubConnection:
 
     async def disconnect(self, nowait: bool = False) -> None:
         """Closes the connections. The bus reconnects by itself and fetches what was missed."""
-        self._cut = True
         for feed in self._feeds.values():
             feed.hold()
-        self._queue.interrupt()
-        async with limited(self.socket_timeout, "the connections are not closed"):
-            await self.bus.disconnect()
+        try:
+            async with limited(self.socket_timeout, "the connections are not closed"):
+                await self.bus.disconnect()
+        finally:
+            self._cut = True
+            self._queue.interrupt()
 
     # Commands of the PubSub
 
