@@ -275,6 +275,7 @@ EXCEPTIONS: Final = {
     ("shoal.lab.bench.client_raw", ".create_connection"): "a contender: the least that a client must do",
     ("shoal.lab.bench.flood", ".create_connection"): "a load that must cost less than what it measures",
     ("shoal.lab.soak.plain_clients", "redis"): "clients without Shoal, in soak runs",
+    ("shoal.lab.soak.redis_round", "redis"): "the client beside which ours is judged",
     ("shoal.lab.soak.hostile_worker", ".create_connection"): "clients that must not behave as ours do, in soak runs",
 }
 """(module, name) pairs that are allowed, and why."""
