@@ -104,7 +104,8 @@ def test_default_values_of_all_keywords_of_redis_py_are_accepted() -> None:
 
     defaults = {name: known.default for name, known in _KNOWN.items() if name not in ("self", "host", "port")}
     redis.Redis(**defaults)
-    redis.Redis(**dict.fromkeys(defaults, None) | {"encoding": "utf-8", "encoding_errors": "strict"})
+    nothing: dict[str, Any] = dict.fromkeys(set(defaults) - {"encoding", "encoding_errors"})
+    redis.Redis(**nothing)
     redis.Redis().pubsub(shard_hint=None, event_dispatcher=None, push_handler_func=None)
 
 

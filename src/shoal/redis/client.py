@@ -22,7 +22,7 @@ from shoal.plan.placement import Mode
 from shoal.redis.buses import OpenBuses
 from shoal.redis.connection import PubSubConnection
 from shoal.redis.conversion import Encodable, Encoder, Name, flatten
-from shoal.redis.deadlines import DEFAULT_S, Deadlines, limited
+from shoal.redis.deadlines import DEFAULT_S, Deadline, Deadlines
 from shoal.redis.missing import missing
 from shoal.redis.options import address_of, check_database, check_keywords, read_url, tls_of, with_login
 from shoal.redis.pubsub import PubSub
@@ -125,7 +125,9 @@ class Redis:
         await self.aclose()
 
     async def _open_bus(self) -> Bus:
-        async with limited(self._deadlines.opening_s, "the cluster could not be opened"), self._opening:
+        if self._bus is not None:
+            return self._bus
+        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"), self._opening:
             if self._bus is None:
                 self._bus = await connect(self._url, limits=self._limits).open()
                 self._buses.adopt(self, self._bus)
@@ -133,7 +135,7 @@ class Redis:
 
     async def _open_connection(self) -> PubSubConnection:
         sibling = (await self._open_bus()).sibling()
-        async with limited(self._deadlines.opening_s, "the cluster could not be opened"):
+        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"):
             connection = PubSubConnection(await sibling.open(), self._encoder, self._deadlines)
         self._buses.adopt(connection, connection.bus)
         return connection
@@ -155,7 +157,7 @@ class Redis:
         """
         name, payload = self._encoder.encode(channel), self._encoder.encode(message)
         bus = await self._open_bus()
-        async with limited(self._deadlines.answer_s, "the message is not confirmed and may still arrive"):
+        async with Deadline(self._deadlines.answer_s, "the message is not confirmed and may still arrive"):
             return max(0, await bus.publish_counted(name, payload) - 1)
 
     async def spublish(self, shard_channel: Encodable, message: Encodable) -> int:
@@ -173,7 +175,7 @@ class Redis:
     async def ping(self, **kwargs: Any) -> bool:
         """Checks that every server of the cluster answers; the error names one that does not."""
         bus = await self._open_bus()
-        async with limited(self._deadlines.answer_s, "a server does not answer"):
+        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
             await bus.ask_servers("PING")
         return True
 
@@ -206,7 +208,7 @@ class Redis:
 
     async def _ask_servers(self, *args: bytes) -> dict[str, Any]:
         bus = await self._open_bus()
-        async with limited(self._deadlines.answer_s, "a server does not answer"):
+        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
             return await bus.ask_servers(b"PUBSUB", *args)
 
 

@@ -13,7 +13,7 @@ from typing import Final
 from shoal.bus import Bus
 from shoal.errors import SubscribeTimeoutError
 from shoal.redis.conversion import Encoder, Name, Response
-from shoal.redis.deadlines import Deadlines, limited
+from shoal.redis.deadlines import Deadline, Deadlines
 from shoal.redis.feeds import Feed, FeedItem, Kind, ReadQueue
 
 CHECK_S: Final = 1.0
@@ -47,7 +47,7 @@ class PubSubConnection:
         """After `disconnect`: waits until all subscriptions are in force again, then repeats the subscribe messages."""
         if not self._cut:
             return
-        async with limited(self.socket_timeout, "the subscriptions are not in force again"):
+        async with Deadline(self.socket_timeout, "the subscriptions are not in force again"):
             if not await self.bus.until(self._settled, self.bus.limits.subscribe_timeout_s):
                 raise SubscribeTimeoutError("the subscriptions are not in force again", do="check `shoal status`")
         self._cut = False
@@ -69,7 +69,7 @@ class PubSubConnection:
         for feed in self._feeds.values():
             feed.hold()
         try:
-            async with limited(self.socket_timeout, "the connections are not closed"):
+            async with Deadline(self.socket_timeout, "the connections are not closed"):
                 await self.bus.disconnect()
         finally:
             self._cut = True
@@ -107,7 +107,7 @@ class PubSubConnection:
 
     async def ping(self, data: bytes) -> None:
         """Pings every server; a "pong" with the data follows."""
-        async with limited(self.socket_timeout, "a server does not answer"):
+        async with Deadline(self.socket_timeout, "a server does not answer"):
             await self.bus.ask_servers("PING")
         self._queue.put([self._encoder.decode(b"pong"), self._encoder.decode(data)])
 

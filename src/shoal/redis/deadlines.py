@@ -8,14 +8,14 @@ gets `socket_connect_timeout` in addition. None means no limit but those of the 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Final
 
 from redis import exceptions
 
-from shoal.redis.conversion import translated
+from shoal.errors import ShoalError
+from shoal.redis.conversion import redis_error
 
 DEFAULT_S: Final = 5.0
 """redis-py's default of both settings."""
@@ -36,17 +36,26 @@ class Deadlines:
         return None if self.answer_s is None else self.connect_s + self.answer_s
 
 
-@contextlib.asynccontextmanager
-async def limited(seconds: float | None, consequence: str) -> AsyncIterator[None]:
-    """Raises redis-py's TimeoutError if the block takes longer, and redis-py's errors instead of Shoal's."""
-    limit = asyncio.timeout(seconds)
-    try:
-        async with limit:
-            with translated():
-                yield
-    except TimeoutError as error:
-        if not limit.expired():
-            raise
-        raise exceptions.TimeoutError(
-            f"no answer within {seconds:g} s: {consequence} (check `shoal status`)"
-        ) from error
+class Deadline:
+    """Raises redis-py's TimeoutError if a block takes longer, and redis-py's errors instead of Shoal's."""
+
+    def __init__(self, seconds: float | None, consequence: str) -> None:
+        """The consequence is what the caller should know about a call that was not answered in time."""
+        self._seconds = seconds
+        self._consequence = consequence
+        self._timeout = asyncio.timeout(seconds)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, trace)
+        except TimeoutError as late:
+            raise exceptions.TimeoutError(
+                f"no answer within {self._seconds:g} s: {self._consequence} (check `shoal status`)"
+            ) from late
+        if isinstance(error, ShoalError):
+            raise redis_error(error) from error

@@ -31,7 +31,7 @@ from shoal.redis.conversion import (
     flatten,
     parse_subscriptions,
 )
-from shoal.redis.deadlines import limited
+from shoal.redis.deadlines import Deadline
 from shoal.redis.feeds import FeedItem, Kind
 from shoal.redis.missing import missing
 
@@ -39,6 +39,7 @@ _log: Final = get_log(__name__)
 
 _UNSUBSCRIBED: Final = {f"{kind}unsubscribe": kind for kind in Kind}
 _PUBLISHED: Final = {f"{kind}message": kind for kind in Kind}
+_MESSAGE_TYPES: Final = {kind: name.encode() for name, kind in _PUBLISHED.items()}
 
 
 class PubSub:
@@ -91,15 +92,15 @@ class PubSub:
 
     def _handlers(self, kind: Kind) -> dict[Name, Handler | None]:
         """The names of a kind and their handlers."""
-        return {Kind.CHANNEL: self.channels, Kind.PATTERN: self.patterns, Kind.SHARD: self.shard_channels}[kind]
+        if kind is Kind.CHANNEL:
+            return self.channels
+        return self.patterns if kind is Kind.PATTERN else self.shard_channels
 
     def _ending(self, kind: Kind) -> set[Name]:
         """The names of a kind whose unsubscribe message was not read yet."""
-        return {
-            Kind.CHANNEL: self.pending_unsubscribe_channels,
-            Kind.PATTERN: self.pending_unsubscribe_patterns,
-            Kind.SHARD: self.pending_unsubscribe_shard_channels,
-        }[kind]
+        if kind is Kind.CHANNEL:
+            return self.pending_unsubscribe_channels
+        return self.pending_unsubscribe_patterns if kind is Kind.PATTERN else self.pending_unsubscribe_shard_channels
 
     # Opening and closing
 
@@ -201,7 +202,7 @@ class PubSub:
             known.update(names)
             ending.difference_update(names)
             try:
-                async with limited(connection.socket_timeout, "the subscription is not in force"), self._lock:
+                async with Deadline(connection.socket_timeout, "the subscription is not in force"), self._lock:
                     await connection.subscribe(kind, raw)
             except BaseException:
                 for name in names:
@@ -226,7 +227,7 @@ class PubSub:
 
     async def _unsubscribe(self, kind: Kind, args: tuple[Any, ...]) -> None:
         connection = await self._connected()
-        async with limited(connection.socket_timeout, "the subscription has not ended"), self._lock:
+        async with Deadline(connection.socket_timeout, "the subscription has not ended"), self._lock:
             ended = await connection.unsubscribe(kind, [self.encoder.encode(name) for name in flatten(args)])
         self._ending(kind).update(ended)
 
@@ -242,9 +243,11 @@ class PubSub:
         clock = asyncio.get_running_loop().time
         end = float("inf") if block else clock() + timeout
         while True:
-            if self.connection is None and not self.subscribed:
+            connection = self.connection
+            if connection is None and not self.subscribed:
                 raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
-            connection = await self._connected()
+            if connection is None or not connection.is_connected:
+                connection = await self._connected()
             response = self._response(await connection.read(min(CHECK_S, end - clock())))
             if response is not None:
                 break
@@ -271,7 +274,7 @@ class PubSub:
             _log.warning("message was false", channel=item.channel, publisher=item.publisher, sequence=item.sequence)
             return [encoder.decode(b"retraction"), pattern, channel, item] if self.gap_messages else None
         names = [channel] if kind is not Kind.PATTERN else [pattern, channel]
-        return [encoder.decode(f"{kind}message".encode()), *names, encoder.decode(item.payload)]
+        return [encoder.decode(_MESSAGE_TYPES[kind]), *names, encoder.decode(item.payload)]
 
     async def handle_message(
         self, response: Response | None, ignore_subscribe_messages: bool = False
@@ -324,8 +327,11 @@ class PubSub:
         *,
         exception_handler: Callable[[BaseException, Self], Any] | None = None,
         poll_timeout: float = 1.0,
+        pubsub: Self | None = None,
     ) -> None:
-        """Calls handlers with messages until it is cancelled. Every channel and pattern needs a handler."""
+        """Calls handlers with messages, of another PubSub if one is given, until it is cancelled. Every channel and
+        pattern needs a handler."""
+        source = pubsub or self
         for what, table in (("Channel", self.channels), ("Pattern", self.patterns)):
             for name, handler in table.items():
                 if handler is None:
@@ -333,7 +339,7 @@ class PubSub:
         await self.connect()
         while True:
             try:
-                await self.get_message(ignore_subscribe_messages=True, timeout=poll_timeout)
+                await source.get_message(ignore_subscribe_messages=True, timeout=poll_timeout)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
