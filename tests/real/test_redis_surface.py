@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,7 +17,8 @@ import shoal
 import shoal.redis as redis
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap
-from shoal.redis.feeds import PubSubConnection
+from shoal.redis.connection import PubSubConnection
+from shoal.redis.feeds import Kind
 
 WAIT_S = 60.0
 
@@ -43,8 +45,16 @@ async def read(pubsub: redis.PubSub) -> dict[str, Any] | None:
 
 async def until_arrived(pubsub: redis.PubSub, channel: bytes, count: int) -> None:
     """Waits until so many messages of a channel wait to be read."""
-    subscription = pubsub._feeds[False, channel]._subscription
+    assert pubsub.connection is not None
+    subscription = pubsub.connection._feeds[Kind.CHANNEL, channel]._subscription
     await until(lambda: subscription.waiting >= count)
+
+
+async def until_unheard(client: redis.Redis, channel: str) -> None:
+    """Waits until no client is subscribed to a channel."""
+    async with asyncio.timeout(WAIT_S):
+        while await client.pubsub_numsub(channel) != [(channel.encode(), 0)]:
+            pass
 
 
 def is_connected(connection: PubSubConnection) -> bool:
@@ -337,6 +347,7 @@ async def test_a_reader_that_waits_connects_again(client: redis.Redis) -> None:
         await asyncio.sleep(0.01)
         assert pubsub.connection is not None
         await pubsub.connection.disconnect()
+        assert not reader.done(), "the subscription cannot be in force before its connections are open again"
         await client.publish("waited", "x")
         assert await asyncio.wait_for(reader, WAIT_S) is None, "the subscription is confirmed anew"
         assert await read(pubsub) == shape("message", b"waited", b"x")
@@ -348,7 +359,8 @@ async def test_a_gap_is_raised_or_delivered_but_never_silent(client: redis.Redis
         async with client.pubsub(ignore_subscribe_messages=True, gap_messages=gap_messages) as pubsub:
             await pubsub.subscribe("holey")
             await read(pubsub)
-            feed = pubsub._feeds[False, b"holey"]
+            assert pubsub.connection is not None
+            feed = pubsub.connection._feeds[Kind.CHANNEL, b"holey"]
             core = feed._subscription.core
             assert core is not None
             core.inbox.report(gap)
@@ -375,12 +387,6 @@ async def test_errors_are_redis_pys(url: str) -> None:
         await down.pubsub().subscribe("x")
 
 
-@pytest.mark.parametrize("keywords", [{"db": 1}, {"ssl": True}, {"unix_socket_path": "/x"}, {"password": "x"}])
-def test_what_has_no_meaning_is_refused(keywords: dict[str, Any]) -> None:
-    with pytest.raises(TypeError):
-        redis.Redis(**keywords)
-
-
 # Looking around
 
 
@@ -402,9 +408,135 @@ async def test_the_cluster_can_be_looked_at(client: redis.Redis) -> None:
         assert await client.pubsub_numpat() == before + 2
 
 
-async def test_closing_the_client_closes_its_pubsubs(url: str) -> None:
+async def test_a_pubsub_connects_again_after_its_client_was_closed(url: str) -> None:
     client = await redis.Redis.from_url(url)
+    seen: list[dict[str, Any]] = []
     pubsub = client.pubsub()
     await pubsub.subscribe("left")
+    await pubsub.psubscribe(**{"ri*": seen.append})
     await client.aclose()
-    assert pubsub.connection is None
+    assert pubsub.connection is not None
+    assert not pubsub.connection.is_connected
+    assert await read(pubsub) == shape("subscribe", b"left", 1)
+    assert await read(pubsub) == shape("psubscribe", b"ri*", 2)
+    await client.publish("left", "x")
+    assert await read(pubsub) == shape("message", b"left", b"x")
+    await client.publish("right", "y")
+    assert await read(pubsub) is None
+    assert seen == [shape("pmessage", b"right", b"y", b"ri*")]
+    await client.aclose()
+
+
+async def test_a_waiting_reader_is_told_that_its_client_was_closed(url: str) -> None:
+    client = await redis.Redis.from_url(url)
+    pubsub = client.pubsub(ignore_subscribe_messages=True)
+    await pubsub.subscribe("left")
+    await read(pubsub)
+    reader = asyncio.create_task(pubsub.get_message(timeout=None))
+    await asyncio.sleep(0.01)
+    await client.aclose()
+    with pytest.raises(exceptions.ConnectionError, match="closed"):
+        await asyncio.wait_for(reader, WAIT_S)
+
+
+# Forgotten objects
+
+
+async def test_forgotten_pubsubs_do_not_stay_subscribed(client: redis.Redis) -> None:
+    async def subscribe_and_forget() -> None:
+        await client.pubsub().subscribe("forgotten")
+
+    for _ in range(20):
+        await subscribe_and_forget()
+    await until_unheard(client, "forgotten")
+
+
+async def test_closing_the_client_ends_subscriptions_of_dropped_pubsubs(url: str, client: redis.Redis) -> None:
+    other = await redis.Redis.from_url(url)
+    pubsub = other.pubsub()
+    await pubsub.subscribe("dropped")
+    buses = other._buses
+    del pubsub
+    await other.aclose()
+    assert not buses._open
+    await until_unheard(client, "dropped")
+
+
+async def test_a_pubsub_keeps_its_client(client: redis.Redis, url: str) -> None:
+    pubsub = redis.Redis.from_url(url).pubsub(ignore_subscribe_messages=True)
+    await pubsub.subscribe("kept")
+    gc.collect()
+    await read(pubsub)
+    await client.publish("kept", "x")
+    assert await read(pubsub) == shape("message", b"kept", b"x")
+    await pubsub.aclose()
+
+
+# Sharded channels
+
+
+async def test_sharded_channels_are_channels_with_other_message_types(client: redis.Redis) -> None:
+    seen: list[dict[str, Any]] = []
+    async with client.pubsub() as pubsub:
+        await pubsub.subscribe("plain")
+        await pubsub.ssubscribe("shard")
+        await pubsub.ssubscribe(handled=seen.append)
+        assert await read(pubsub) == shape("subscribe", b"plain", 1)
+        assert await read(pubsub) == shape("ssubscribe", b"shard", 1)
+        assert await read(pubsub) == shape("ssubscribe", b"handled", 2)
+        assert pubsub.shard_channels == {b"shard": None, b"handled": seen.append}
+        assert await client.spublish("shard", "x") == 1
+        assert await pubsub.get_sharded_message(timeout=WAIT_S) == shape("smessage", b"shard", b"x")
+        await client.spublish("handled", "y")
+        assert await read(pubsub) is None
+        assert seen == [shape("smessage", b"handled", b"y")]
+        await pubsub.sunsubscribe()
+        assert {(await read(pubsub) or {})["type"] for _ in range(2)} == {"sunsubscribe"}
+        assert pubsub.shard_channels == {}
+        assert is_subscribed(pubsub)
+
+
+# A listener that begins first
+
+
+async def test_a_listener_may_begin_while_the_first_subscription_waits(client: redis.Redis) -> None:
+    """The pattern of the package `broadcaster`: one task listens all the time, others subscribe."""
+    pubsub = client.pubsub()
+    wanted = asyncio.Event()
+    heard: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+
+    async def listen() -> None:
+        while True:
+            await wanted.wait()
+            async for message in pubsub.listen():
+                if message["type"] == "message":
+                    heard.put_nowait((message["channel"], message["data"]))
+            wanted.clear()
+
+    async def subscribe(channel: str) -> None:
+        wanted.set()
+        await pubsub.subscribe(channel)
+
+    listener = asyncio.create_task(listen())
+    names = [f"room.{number}" for number in range(3)]
+    for name in names:
+        await subscribe(name)
+        for number in range(20):
+            await client.publish(name, str(number))
+    expected = {(name.encode(), str(number).encode()) for name in names for number in range(20)}
+    async with asyncio.timeout(WAIT_S):
+        assert {await heard.get() for _ in range(60)} == expected
+    await pubsub.unsubscribe()
+    await until(lambda: not is_subscribed(pubsub))
+    await subscribe("room.again")
+    await client.publish("room.again", "x")
+    assert await asyncio.wait_for(heard.get(), WAIT_S) == (b"room.again", b"x")
+    listener.cancel()
+    await pubsub.aclose()
+
+
+async def test_a_failed_subscription_leaves_nothing_behind(client: redis.Redis) -> None:
+    async with client.pubsub() as pubsub:
+        with pytest.raises(exceptions.DataError):
+            await pubsub.subscribe("")
+        assert not is_subscribed(pubsub)

@@ -230,6 +230,11 @@ class Bus:
         await self._close(quick=error is not None)
 
     @property
+    def closed(self) -> bool:
+        """Whether the bus was closed."""
+        return self._closed
+
+    @property
     def shell(self) -> BusShell:
         """The I/O of an open bus; raises BusClosedError if it is not open. Not for applications."""
         if self._closed:

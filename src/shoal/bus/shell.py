@@ -321,6 +321,16 @@ class BusShell:
         self._fail_subscribing(effect.server, SubscribeTimeoutError(gone, do=CHECK_STATUS))
         self._fail_reading(effect.server, UnreachableError(gone, do=CHECK_STATUS), self.router.unreachable_s)
 
+    def cut_off(self, core: SubscriptionCore, seconds: float) -> UnreachableError | None:
+        """Return the error of a subscription none of whose servers could be used for so long."""
+        if not self.router.cut_off(core, seconds, self.loop.time()):
+            return None
+        why = "; ".join(f"{server}: {self.errors[server]}" for server in sorted(self.errors) if core.uses(server))
+        return UnreachableError(
+            f"no server of {core.text!r} could be used for {seconds:g} s" + (f" ({why})" if why else ""),
+            do=CHECK_STATUS,
+        )
+
     def fetch_ring(self) -> None:
         """Ask the coordinator for the newest ring, in the background."""
         self._fetcher.want()
@@ -378,7 +388,12 @@ class BusShell:
         self._rooms.append(waiter)
         if not self.scheduled:
             self.schedule()
-        await waiter
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._rooms:
+                self._rooms.remove(waiter)
+            raise
 
     def confirmation(self, posted: Posted) -> asyncio.Future[int]:
         """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, Self
 from shoal.bus.waiters import Listener, resolve
 from shoal.channels.client.inbox import InboxStatistics
 from shoal.channels.client.subscription import SubscriptionCore
-from shoal.errors import BusClosedError, ConnectError, ShoalError, SubscribeError
+from shoal.errors import BusClosedError, ConnectError, ShoalError, SubscribeError, UnreachableError
 from shoal.filters.filter import Filter
 from shoal.message import Gap, Item, Message
 
@@ -186,6 +186,10 @@ class Subscription:
     def settled(self) -> bool:
         """Whether the subscription is in force on every server where it belongs now."""
         return self._core is not None and self._core.settled
+
+    def cut_off(self, seconds: float) -> UnreachableError | None:
+        """Return the error if none of its servers could be used for so long."""
+        return self._shell.cut_off(self._core, seconds) if self._shell and self._core else None
 
     async def take(self, n_max: int) -> list[Item]:
         """Wait for at least one item and return all available ones, at most `n_max`; empty only after `aclose`."""

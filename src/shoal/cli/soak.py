@@ -1,7 +1,7 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
-Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round` and
-`shoal.lab.soak.hostile_round`.
+Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round`,
+`shoal.lab.soak.hostile_round` and `shoal.lab.soak.redis_round`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
 FREEZE_SECONDS_MIN = 15.0
 """A server that is frozen needs some seconds to leave the ring and to come back."""
-SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0, "hostile": 60.0}
+SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0, "hostile": 60.0, "redis": 40.0}
 HOSTILE_SERVERS = 2
 HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
@@ -59,7 +59,9 @@ def register(subparsers: Subparsers) -> None:
         "balanced within 30 s, and no channel may move twice.\n"
         "hostile: clients with a valid password forge, flood and stall beside the load. Nothing may be lost, no\n"
         "server may leave the ring, no gap may be false, and agents must stay small. Each attack follows harmless\n"
-        "traffic of the same rate; latency during attacks may be 1.5 times as high.",
+        "traffic of the same rate; latency during attacks may be 1.5 times as high.\n"
+        "redis: redis-py's client and shoal.redis make the same calls while their server is frozen and while their\n"
+        "cluster is dead. Calls must end in the same way, and dropped subscribers must not stay subscribed.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -69,7 +71,8 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak hot-channel --servers 4 --json\n"
         "shoal soak scale-out --servers 4 --to 8 --json\n"
         "shoal soak hostile --seconds 60 --json\n"
-        "shoal soak hostile --attack hellos --attack large --seconds 20",
+        "shoal soak hostile --attack hellos --attack large --seconds 20\n"
+        "shoal soak redis --json",
     )
     parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
     parser.add_argument(
@@ -137,6 +140,11 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
 
         hostile = _hostile_options(args)
         return lambda tell: asyncio.run(run_hostile(hostile, tell))
+    if args.protocol == "redis":
+        from shoal.lab.soak.redis_round import run_redis
+
+        _check_redis(args)
+        return lambda tell: asyncio.run(run_redis(args.settings.limits, tell))
     if args.attack:
         raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
     args.servers = 4 if args.servers is None else args.servers
@@ -153,6 +161,15 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
 
 def _seconds(args: argparse.Namespace) -> float:
     return SECONDS[args.protocol] if args.seconds is None else float(args.seconds)
+
+
+def _check_redis(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options of other soaks."""
+    load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack")
+    for name in (*load, "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze"):
+        if getattr(args, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} does not apply to `shoal soak redis`", do="omit it")
 
 
 def _hostile_options(args: argparse.Namespace) -> HostileOptions:
@@ -304,6 +321,8 @@ def _run_with_progress(work: Callable[[Tell], BaseOutcome], seconds: float) -> B
 
 
 def _text(facts: dict[str, Any]) -> str:
+    if facts["protocol"] == "redis":
+        return _redis_text(facts)
     names = ["messages", "deliveries", "moves", "faults", "lost", "duplicated", "reordered", "gaps_reported", "seconds"]
     rows = {name: f"{facts[name]:,}" for name in names}
     match facts["protocol"]:
@@ -320,6 +339,16 @@ def _text(facts: dict[str, Any]) -> str:
     rows["violations"] = f"{facts['violation_count']}"
     width = max(map(len, rows))
     return "\n".join(f"{name:>{width}}  {value}" for name, value in rows.items())
+
+
+def _redis_text(facts: dict[str, Any]) -> str:
+    """A line for each call of both clients."""
+    lines = [f"{'phase':<9} {'call':<12} {'redis-py':<16} {'shoal':<16}"]
+    for call in facts["calls"]:
+        ends = [f"{ending} {call['seconds'][side]:.1f} s" for side, ending in call["endings"].items()]
+        lines.append(f"{call['phase']:<9} {call['name']:<12} {ends[0]:<16} {ends[1]:<16}")
+    lines.append(f"differences {facts['deadline_differences']}, leaked subscriptions {facts['leaked']}")
+    return "\n".join(lines)
 
 
 def _freeze_rows(facts: dict[str, Any]) -> dict[str, str]:

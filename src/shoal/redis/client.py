@@ -1,58 +1,35 @@
 """`Redis`: the pub/sub part of redis-py's asyncio client, on a Shoal cluster.
 
-Owns the constructor's keywords and their meaning here. The client publishes through one bus; each PubSub has a bus of
-its own.
+Owns the calls of a client. It publishes through one bus; each PubSub has a bus of its own. The meaning of the
+constructor's keywords is in `options`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import warnings
-import weakref
 from collections.abc import Generator
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
+from redis import asyncio as redis_py
 
 from shoal.bus import Bus, connect
 from shoal.channels.agent.peers import PEER_PATTERN
-from shoal.coordination.link import Address
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.placement import Mode
-from shoal.redis.conversion import Encodable, Encoder, Name, flatten, translated
+from shoal.redis.buses import OpenBuses
+from shoal.redis.connection import PubSubConnection
+from shoal.redis.conversion import Encodable, Encoder, Name, flatten
+from shoal.redis.deadlines import DEFAULT_S, Deadline, Deadlines
+from shoal.redis.missing import missing
+from shoal.redis.options import address_of, check_database, check_keywords, read_url, tls_of, with_login
 from shoal.redis.pubsub import PubSub
 from shoal.wire.envelope import RESERVED_PREFIX
-from shoal.wire.tls import TlsSettings
-
-PORT: Final = 7400
-"""The coordinator's default port."""
 
 AGENT_PATTERNS: Final = frozenset({b"*", PEER_PATTERN})
 """Patterns to which agents subscribe on every server of a cluster."""
-
-IGNORED_KEYWORDS: Final = frozenset(
-    {
-        "auto_close_connection_pool",
-        "client_name",
-        "driver_info",
-        "health_check_interval",
-        "legacy_responses",
-        "lib_name",
-        "lib_version",
-        "max_connections",
-        "parser_class",
-        "protocol",
-        "retry",
-        "retry_on_error",
-        "retry_on_timeout",
-        "single_connection_client",
-        "socket_keepalive",
-        "socket_keepalive_options",
-        "socket_read_size",
-    }
-)
-"""redis-py's keywords for connections. They are accepted and ignored: the bus manages its own connections."""
 
 
 class Redis:
@@ -60,14 +37,15 @@ class Redis:
 
     Without `url` and `host` it uses the local cluster. `host` and `port` are those of the coordinator; `ssl` and the
     files beside it are for all servers. Keywords that only make sense for one Redis server (`unix_socket_path`, `db`,
-    `connection_pool` ...) raise a TypeError.
+    `connection_pool` ...) raise a TypeError, unless they have redis-py's default value. `limits` are those of the bus;
+    its `connect_timeout_s` then replaces `socket_connect_timeout`.
     """
 
     def __init__(
         self,
         host: str | None = None,
         port: int | None = None,
-        db: int | str = 0,
+        db: int | str | None = 0,
         password: str | None = None,
         *,
         username: str | None = None,
@@ -75,36 +53,47 @@ class Redis:
         encoding: str = "utf-8",
         encoding_errors: str = "strict",
         decode_responses: bool = False,
-        socket_timeout: float | None = None,
-        socket_connect_timeout: float | None = None,
+        socket_timeout: float | None = DEFAULT_S,
+        socket_connect_timeout: float | None = DEFAULT_S,
         ssl: bool = False,
         ssl_ca_certs: str | None = None,
         ssl_certfile: str | None = None,
         ssl_keyfile: str | None = None,
         limits: Limits | None = None,
-        **ignored: Any,
+        **others: Any,
     ) -> None:
-        if int(db) != 0:
-            raise TypeError("db has no meaning on a Shoal cluster: channels have no database")
-        if unknown := sorted(set(ignored) - IGNORED_KEYWORDS):
-            raise TypeError(f"{', '.join(unknown)}: not supported on a Shoal cluster (see docs/redis-surface.md)")
-        tls = _tls(ssl, ssl_ca_certs, ssl_certfile, ssl_keyfile)
-        if url is not None and tls is not None:
-            raise TypeError("ssl cannot be combined with a URL: write shoals://...?ca=FILE&cert=FILE&key=FILE")
-        self._url = url if url is not None else _url(host, port, username, password, tls)
-        self._encoder = Encoder(encoding, encoding_errors, decode_responses)
+        check_database(db)
+        check_keywords(others)
+        tls = tls_of(ssl, ssl_ca_certs, ssl_certfile, ssl_keyfile)
+        if url is None:
+            self._url = address_of(host, port, username, password, tls)
+        else:
+            address, options = read_url(url)
+            if tls is not None:
+                raise TypeError("ssl cannot be combined with a URL: write shoals://...?ca=FILE&cert=FILE&key=FILE")
+            if options:
+                raise TypeError(f"{', '.join(options)} in a URL: use Redis.from_url")
+            self._url = with_login(address, username, password)
+        if limits is None and socket_connect_timeout is not None:
+            limits = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=socket_connect_timeout)
         self._limits = limits or DEFAULT_LIMITS
-        if socket_connect_timeout is not None:
-            self._limits = msgspec.structs.replace(self._limits, connect_timeout_s=socket_connect_timeout)
-        self._socket_timeout = socket_timeout
+        self._deadlines = Deadlines(socket_timeout, self._limits.connect_timeout_s)
+        self._encoder = Encoder(encoding, encoding_errors, decode_responses)
         self._bus: Bus | None = None
+        self._buses = OpenBuses(socket_timeout)
         self._opening = asyncio.Lock()
-        self._pubsubs: weakref.WeakSet[PubSub] = weakref.WeakSet()
 
     @classmethod
     def from_url(cls, url: str, **kwargs: Any) -> Self:
-        """A client of the cluster at `shoal://user:password@host:port`, or `shoals://...` with TLS."""
-        return cls(url=url, **kwargs)
+        """A client of the cluster at `shoal://user:password@host:port`, or `shoals://...` with TLS. Options in the URL
+        win over keywords."""
+        address, options = read_url(url)
+        return cls(url=address, **{**kwargs, **options})
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(name, "shoal.redis.Redis", redis_py.Redis)
 
     # Opening and closing
 
@@ -125,14 +114,10 @@ class Redis:
         await self.aclose()
 
     async def aclose(self, close_connection_pool: bool | None = None) -> None:
-        """Closes the client and every PubSub that it made."""
-        for pubsub in list(self._pubsubs):
-            await pubsub.aclose()
-        async with self._opening:
-            bus, self._bus = self._bus, None
-            if bus is not None:
-                with translated():
-                    await bus.aclose()
+        """Closes the client and the connections of all its PubSubs, also of those that were dropped. As in redis-py,
+        a later call connects again."""
+        self._bus = None
+        await self._buses.close_all()
 
     async def close(self, close_connection_pool: bool | None = None) -> None:
         """Deprecated name of `aclose`."""
@@ -140,18 +125,23 @@ class Redis:
         await self.aclose()
 
     async def _open_bus(self) -> Bus:
-        async with self._opening:
+        if self._bus is not None:
+            return self._bus
+        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"), self._opening:
             if self._bus is None:
-                bus = connect(self._url, limits=self._limits)
-                with translated():
-                    await bus.open()
-                self._bus = bus
+                self._bus = await connect(self._url, limits=self._limits).open()
+                self._buses.adopt(self, self._bus)
             return self._bus
 
-    async def _pubsub_bus(self) -> Bus:
-        bus = (await self._open_bus()).sibling()
-        with translated():
-            return await bus.open()
+    async def _open_connection(self) -> PubSubConnection:
+        sibling = (await self._open_bus()).sibling()
+        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"):
+            connection = PubSubConnection(await sibling.open(), self._encoder, self._deadlines)
+        self._buses.adopt(connection, connection.bus)
+        return connection
+
+    async def _close_connection(self, connection: PubSubConnection) -> None:
+        await self._buses.close(connection.bus)
 
     def get_encoder(self) -> Encoder:
         """The encoder of this client."""
@@ -167,22 +157,25 @@ class Redis:
         """
         name, payload = self._encoder.encode(channel), self._encoder.encode(message)
         bus = await self._open_bus()
-        with translated():
+        async with Deadline(self._deadlines.answer_s, "the message is not confirmed and may still arrive"):
             return max(0, await bus.publish_counted(name, payload) - 1)
+
+    async def spublish(self, shard_channel: Encodable, message: Encodable) -> int:
+        """The same as `publish`: every channel of a cluster is sharded."""
+        return await self.publish(shard_channel, message)
 
     def pubsub(self, **kwargs: Any) -> PubSub:
         """A subscriber; `gap_messages=True` reports gaps as messages of type "gap" instead of raising."""
-        kwargs.pop("shard_hint", None)
-        pubsub = PubSub(self._pubsub_bus, self._encoder, socket_timeout=self._socket_timeout, **kwargs)
-        self._pubsubs.add(pubsub)
-        return pubsub
+        for ignored in ("shard_hint", "event_dispatcher"):
+            kwargs.pop(ignored, None)
+        return PubSub(self._open_connection, self._close_connection, self._encoder, **kwargs)
 
     # Queries
 
     async def ping(self, **kwargs: Any) -> bool:
         """Checks that every server of the cluster answers; the error names one that does not."""
         bus = await self._open_bus()
-        with translated():
+        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
             await bus.ask_servers("PING")
         return True
 
@@ -193,7 +186,8 @@ class Redis:
         return [self._encoder.decode(name) for name in sorted(names) if not name.startswith(RESERVED_PREFIX)]
 
     async def pubsub_numsub(self, *args: Encodable, **kwargs: Any) -> list[tuple[Name, int]]:
-        """The number of clients that are subscribed to each channel, without patterns."""
+        """The number of clients that are subscribed to each channel, without patterns. After the ring changed, clients
+        may be subscribed on several servers."""
         names = [self._encoder.encode(name) for name in flatten(args)]
         if not names:
             return []
@@ -202,7 +196,7 @@ class Redis:
         book = (await self._open_bus()).router.book
         found: list[tuple[Name, int]] = []
         for name in names:
-            together = max if book.placement(name).mode is Mode.ALL_SUBSCRIBERS else sum
+            together = sum if book.placement(name).mode is Mode.ALL_PUBLISHERS else max
             found.append((self._encoder.decode(name), together(count[name] for count in counts)))
         return found
 
@@ -214,31 +208,10 @@ class Redis:
 
     async def _ask_servers(self, *args: bytes) -> dict[str, Any]:
         bus = await self._open_bus()
-        with translated():
+        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
             return await bus.ask_servers(b"PUBSUB", *args)
 
 
 def from_url(url: str, **kwargs: Any) -> Redis:
     """A client of the cluster at `shoal://user:password@host:port`."""
     return Redis.from_url(url, **kwargs)
-
-
-def _tls(ssl: bool, ca: str | None, cert: str | None, key: str | None) -> TlsSettings | None:
-    """The TLS that redis-py's keywords ask for. What they leave out comes from the environment."""
-    if not ssl:
-        if ca or cert or key:
-            raise TypeError("the files are for TLS: give ssl=True too")
-        return None
-    return TlsSettings(ca=ca or "", cert=cert or "", key=key or "")
-
-
-def _url(
-    host: str | None, port: int | None, username: str | None, password: str | None, tls: TlsSettings | None
-) -> str | None:
-    """The cluster's address from its parts; None (the local cluster) if none is given."""
-    if host is None and port is None:
-        if username is not None or password is not None or tls is not None:
-            raise TypeError("username, password and ssl need a host; or put them into the URL")
-        return None
-    user = None if password is None else username or "client"
-    return Address(host or "127.0.0.1", port or PORT, user, password, tls).url

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from redis import exceptions
 
@@ -89,20 +89,28 @@ def flatten(args: Iterable[Any]) -> list[Any]:
     return [name for arg in args for name in (arg if isinstance(arg, list | tuple | set) else [arg])]
 
 
+def redis_error(error: errors.ShoalError) -> exceptions.RedisError:
+    """redis-py's error for one of Shoal's, with the same text."""
+    for kinds, translation in _TRANSLATIONS:
+        if isinstance(error, kinds):
+            return translation(str(error))
+    return exceptions.RedisError(str(error))
+
+
+_TRANSLATIONS: Final = (
+    (errors.AuthenticationError, exceptions.AuthenticationError),
+    ((errors.SubscribeTimeoutError, errors.NotConfirmedError), exceptions.TimeoutError),
+    ((errors.ChannelNameError, errors.PayloadTooLargeError), exceptions.DataError),
+    (errors.PublishError, exceptions.ResponseError),
+    ((errors.ConnectError, errors.CoordinatorError, errors.BusClosedError), exceptions.ConnectionError),
+)
+"""The first that fits is used."""
+
+
 @contextlib.contextmanager
 def translated() -> Iterator[None]:
-    """Raises redis-py's errors instead of Shoal's, with the same text."""
+    """Raises redis-py's errors instead of Shoal's."""
     try:
         yield
-    except errors.AuthenticationError as error:
-        raise exceptions.AuthenticationError(str(error)) from error
-    except (errors.SubscribeTimeoutError, errors.NotConfirmedError) as error:
-        raise exceptions.TimeoutError(str(error)) from error
-    except (errors.ChannelNameError, errors.PayloadTooLargeError) as error:
-        raise exceptions.DataError(str(error)) from error
-    except errors.PublishError as error:
-        raise exceptions.ResponseError(str(error)) from error
-    except (errors.ConnectError, errors.CoordinatorError, errors.BusClosedError) as error:
-        raise exceptions.ConnectionError(str(error)) from error
     except errors.ShoalError as error:
-        raise exceptions.RedisError(str(error)) from error
+        raise redis_error(error) from error

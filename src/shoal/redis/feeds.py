@@ -1,4 +1,4 @@
-"""The subscriptions and connections behind a PubSub: one feed for each channel and pattern.
+"""The subscriptions behind a PubSub: one feed for each channel and pattern.
 
 Owns the order in which items of many subscriptions reach one reader: feeds take turns, item by item, so that a busy
 channel does not starve a quiet one. Items stay in the bounded inboxes of the bus until they are read.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from enum import StrEnum
 from typing import TypeAlias
 
 from redis import exceptions
@@ -17,16 +17,28 @@ from shoal.bus import Bus, Subscription
 from shoal.errors import ShoalError
 from shoal.message import Item
 from shoal.redis.conversion import Response, translated
+from shoal.wire.envelope import check_channel_name, check_pattern
+
+
+class Kind(StrEnum):
+    """A kind of subscription. The value is the prefix of its message types, for example "p" of "pmessage"."""
+
+    CHANNEL = ""
+    PATTERN = "p"
+    SHARD = "s"
 
 
 class Feed:
     """One subscription of a PubSub."""
 
-    def __init__(self, bus: Bus, name: bytes, pattern: bool, queue: ReadQueue) -> None:
+    def __init__(self, bus: Bus, name: bytes, kind: Kind, queue: ReadQueue) -> None:
         self.name = name
-        self.pattern = pattern
+        self.kind = kind
         self._queue = queue
-        self._subscription = Subscription(bus, name, pattern, listener=self)
+        is_pattern = kind is Kind.PATTERN
+        with translated():
+            checked = (check_pattern if is_pattern else check_channel_name)(name, bus.limits)
+        self._subscription = Subscription(bus, checked, is_pattern, listener=self)
         self._begun = False
         self._queued = False
 
@@ -53,17 +65,25 @@ class Feed:
         """Whether the subscription is in force on all its servers."""
         return self._subscription.settled
 
-    def take(self) -> Item:
+    def check_reachable(self, seconds: float) -> None:
+        """Raises a ConnectionError if none of its servers could be used for so long."""
+        error = self._subscription.cut_off(seconds)
+        if error is not None:
+            with translated():
+                raise error
+
+    def take(self) -> FeedItem:
         """The next item. The feed goes to the end of the queue if it has more."""
         item = self._subscription.get_nowait()
         assert item is not None, "a feed in the queue has items"
         self._queued = False
         self.wake()
-        return item
+        return self.kind, item
 
-    def rest(self) -> list[Item]:
+    def rest(self) -> list[FeedItem]:
         """All items that have arrived and were not taken."""
-        return [item for _ in range(self._subscription.waiting) if (item := self._subscription.get_nowait())]
+        waiting = range(self._subscription.waiting)
+        return [(self.kind, item) for _ in waiting if (item := self._subscription.get_nowait())]
 
     def wake(self) -> None:
         """Called by the bus when the inbox has a new item."""
@@ -80,7 +100,8 @@ class Feed:
         self._queue.end()
 
 
-Entry: TypeAlias = Feed | Item | Response
+FeedItem: TypeAlias = tuple[Kind, Item]
+Entry: TypeAlias = Feed | FeedItem | Response
 
 
 class ReadQueue:
@@ -116,7 +137,7 @@ class ReadQueue:
         """Removes a feed."""
         self._entries = deque(entry for entry in self._entries if entry is not feed)
 
-    async def get(self, timeout_s: float | None) -> Response | Item | None:
+    async def get(self, timeout_s: float | None) -> Response | FeedItem | None:
         """The next reply or item; None after `timeout_s` without one, or when interrupted.
 
         With a timeout of 0, other tasks get one turn of the event loop first.
@@ -129,7 +150,7 @@ class ReadQueue:
                 with translated():
                     raise error
             if self._ended:
-                raise exceptions.ConnectionError("the pubsub was closed")
+                raise exceptions.ConnectionError("the connection was closed")
             return None
         entry = self._entries.popleft()
         return entry.take() if isinstance(entry, Feed) else entry
@@ -155,47 +176,3 @@ class ReadQueue:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-class PubSubConnection:
-    """All connections of one PubSub, with the main attributes of redis-py's connection."""
-
-    def __init__(
-        self,
-        bus: Bus,
-        settled: Callable[[], bool],
-        disconnected: Callable[[], None],
-        reconnected: Callable[[], None],
-        socket_timeout: float | None,
-    ) -> None:
-        self.bus = bus
-        self.socket_timeout = socket_timeout
-        """The client's value, for code that reads it. The bus has its own timeouts."""
-        self._settled = settled
-        self._disconnected = disconnected
-        self._reconnected = reconnected
-        self._up = True
-
-    @property
-    def is_connected(self) -> bool:
-        """False after `disconnect`, until the next read or `connect`."""
-        return self._up
-
-    async def connect(self) -> None:
-        """After `disconnect`: waits until all subscriptions are in force again, then repeats the subscribe messages."""
-        if self._up:
-            return
-        with translated():
-            if not await self.bus.until(self._settled, self.bus.limits.subscribe_timeout_s):
-                raise exceptions.ConnectionError(
-                    "the subscriptions are not in force again, because an agent does not answer: see `shoal status`"
-                )
-        self._up = True
-        self._reconnected()
-
-    async def disconnect(self, nowait: bool = False) -> None:
-        """Closes the connections. The bus reconnects by itself and fetches what was missed."""
-        self._up = False
-        self._disconnected()
-        with translated():
-            await self.bus.disconnect()

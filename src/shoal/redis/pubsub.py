@@ -1,8 +1,8 @@
 """`PubSub`: subscribe, get_message, listen and run, as in redis-py.
 
-Owns the state that redis-py exposes: `channels`, `patterns`, subscribe messages with counts, handlers. Each PubSub is a
-separate client of the servers, as in redis-py. Gaps raise MessagesLostError or, with `gap_messages=True`, arrive as
-messages of type "gap". Retractions are logged; with `gap_messages=True` they arrive as messages of type "retraction".
+Owns the state that redis-py exposes: `channels`, `patterns`, handlers, the shape of messages. Each PubSub is a separate
+client of the servers, as in redis-py. Gaps raise MessagesLostError or, with `gap_messages=True`, arrive as messages of
+type "gap". Retractions are logged; with `gap_messages=True` they arrive as messages of type "retraction".
 """
 
 from __future__ import annotations
@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from redis import asyncio as redis_py
 from redis import exceptions
 
-from shoal.bus import Bus
 from shoal.logs import get_log
 from shoal.message import Gap, Item, Retraction
+from shoal.redis.connection import CHECK_S, PubSubConnection
 from shoal.redis.conversion import (
     Encodable,
     Encoder,
@@ -26,15 +27,19 @@ from shoal.redis.conversion import (
     MessagesLostError,
     Name,
     Response,
+    Subscription,
     flatten,
     parse_subscriptions,
-    translated,
 )
-from shoal.redis.feeds import Feed, PubSubConnection, ReadQueue
+from shoal.redis.deadlines import Deadline
+from shoal.redis.feeds import FeedItem, Kind
+from shoal.redis.missing import missing
 
 _log: Final = get_log(__name__)
 
-_KINDS: Final = {False: ("subscribe", "unsubscribe"), True: ("psubscribe", "punsubscribe")}
+_UNSUBSCRIBED: Final = {f"{kind}unsubscribe": kind for kind in Kind}
+_PUBLISHED: Final = {f"{kind}message": kind for kind in Kind}
+_MESSAGE_TYPES: Final = {kind: name.encode() for name, kind in _PUBLISHED.items()}
 
 
 class PubSub:
@@ -45,36 +50,57 @@ class PubSub:
     message about it is read.
     """
 
-    PUBLISH_MESSAGE_TYPES = ("message", "pmessage")
-    UNSUBSCRIBE_MESSAGE_TYPES = ("unsubscribe", "punsubscribe")
+    PUBLISH_MESSAGE_TYPES = tuple(_PUBLISHED)
+    UNSUBSCRIBE_MESSAGE_TYPES = tuple(_UNSUBSCRIBED)
     HEALTH_CHECK_MESSAGE = "redis-py-health-check"
 
     def __init__(
         self,
-        make_bus: Callable[[], Awaitable[Bus]],
+        open_connection: Callable[[], Awaitable[PubSubConnection]],
+        close_connection: Callable[[PubSubConnection], Awaitable[None]],
         encoder: Encoder,
         *,
         ignore_subscribe_messages: bool = False,
         push_handler_func: Callable[[Response], Any] | None = None,
         gap_messages: bool = False,
-        socket_timeout: float | None = None,
     ) -> None:
         self.encoder = encoder
         self.ignore_subscribe_messages = ignore_subscribe_messages
         self.push_handler_func = push_handler_func
         self.gap_messages = gap_messages
         self.connection: PubSubConnection | None = None
-        self.channels: dict[Name, Handler | None] = {}
-        self.patterns: dict[Name, Handler | None] = {}
-        self.pending_unsubscribe_channels: set[Name] = set()
-        self.pending_unsubscribe_patterns: set[Name] = set()
+        self._forget_names()
         check = encoder.decode(self.HEALTH_CHECK_MESSAGE.encode())
         self.health_check_response = [[encoder.decode(b"pong"), check], check]
-        self._make_bus = make_bus
-        self._socket_timeout = socket_timeout
-        self._feeds: dict[tuple[bool, bytes], Feed] = {}
-        self._queue = ReadQueue()
+        self._open_connection = open_connection
+        self._close_connection = close_connection
         self._lock = asyncio.Lock()
+        self._subscribing = 0
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise missing(name, "shoal.redis.PubSub", redis_py.client.PubSub)
+
+    def _forget_names(self) -> None:
+        self.channels: dict[Name, Handler | None] = {}
+        self.patterns: dict[Name, Handler | None] = {}
+        self.shard_channels: dict[Name, Handler | None] = {}
+        self.pending_unsubscribe_channels: set[Name] = set()
+        self.pending_unsubscribe_patterns: set[Name] = set()
+        self.pending_unsubscribe_shard_channels: set[Name] = set()
+
+    def _handlers(self, kind: Kind) -> dict[Name, Handler | None]:
+        """The names of a kind and their handlers."""
+        if kind is Kind.CHANNEL:
+            return self.channels
+        return self.patterns if kind is Kind.PATTERN else self.shard_channels
+
+    def _ending(self, kind: Kind) -> set[Name]:
+        """The names of a kind whose unsubscribe message was not read yet."""
+        if kind is Kind.CHANNEL:
+            return self.pending_unsubscribe_channels
+        return self.pending_unsubscribe_patterns if kind is Kind.PATTERN else self.pending_unsubscribe_shard_channels
 
     # Opening and closing
 
@@ -87,41 +113,52 @@ class PubSub:
         await self.aclose()
 
     async def connect(self) -> None:
-        """Connects if necessary. After `connection.disconnect()`, all subscribe messages come again."""
-        async with self._lock:
-            if self.connection is None:
-                bus = await self._make_bus()
-                self._queue = ReadQueue()
-                self.connection = PubSubConnection(
-                    bus, self._settled, self._hold_all, self._resume_all, self._socket_timeout
-                )
-        await self.connection.connect()
+        """Connects if necessary. After `connection.disconnect()`, and after the client was closed, all subscribe
+        messages come again."""
+        await self._connected()
 
-    def _settled(self) -> bool:
-        return all(feed.settled for feed in self._feeds.values())
+    async def _connected(self) -> PubSubConnection:
+        connection = self.connection
+        if connection is None or connection.bus.closed:
+            async with self._lock:
+                connection = self.connection
+                fresh = connection is None or connection.bus.closed
+                if connection is None or fresh:
+                    connection = self.connection = await self._open_connection()
+            if fresh:
+                try:
+                    await self.on_connect(connection)
+                except BaseException:
+                    await self._disconnect()
+                    raise
+        await connection.connect()
+        return connection
 
-    def _hold_all(self) -> None:
-        for feed in self._feeds.values():
-            feed.hold()
-        self._queue.interrupt()
-
-    def _resume_all(self) -> None:
-        for count, feed in enumerate(self._feeds.values(), start=1):
-            self._put_subscribe_message(_KINDS[feed.pattern][0], feed.name, count)
-        for feed in self._feeds.values():
-            feed.begin()
+    async def on_connect(self, connection: PubSubConnection) -> None:
+        """Subscribes to all names again, on a new connection."""
+        for kind, subscribe in (
+            (Kind.CHANNEL, self.subscribe),
+            (Kind.PATTERN, self.psubscribe),
+            (Kind.SHARD, self.ssubscribe),
+        ):
+            self._ending(kind).clear()
+            names = self._handlers(kind)
+            if names:
+                await subscribe(*(Subscription(name, handler) if handler else name for name, handler in names.items()))
 
     async def aclose(self) -> None:
         """Ends all subscriptions and closes. A task that is reading gets a ConnectionError."""
+        self._forget_names()
+        await self._disconnect()  # calls that wait for its servers fail now, and release the lock
         async with self._lock:
-            connection, self.connection = self.connection, None
-            self._feeds = {}
-            self.channels, self.patterns = {}, {}
-            self.pending_unsubscribe_channels, self.pending_unsubscribe_patterns = set(), set()
-            self._queue.end()
-            if connection is not None:
-                with translated():
-                    await connection.bus.aclose()
+            await self._disconnect()
+        self._forget_names()
+
+    async def _disconnect(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.end()
+            await self._close_connection(connection)
 
     async def close(self) -> None:
         """Deprecated name of `aclose`."""
@@ -135,103 +172,96 @@ class PubSub:
 
     @property
     def subscribed(self) -> bool:
-        """Whether there are subscriptions whose end was not read yet."""
-        return bool(self.channels or self.patterns)
+        """Whether there are subscriptions whose end was not read yet, or that `subscribe` waits for."""
+        return bool(self.channels or self.patterns or self.shard_channels or self._subscribing)
 
     # Subscribing
 
-    async def subscribe(self, *args: Any, **kwargs: Handler) -> None:
-        """Subscribes to channels. Arguments are names, lists of names, redis-py's `Subscription`s, or name=handler."""
-        subscribed = await self._subscribe(False, parse_subscriptions(args, kwargs))
-        self.channels.update(subscribed)
-        self.pending_unsubscribe_channels.difference_update(subscribed)
+    async def subscribe(self, *args: Any, **handlers: Handler) -> None:
+        """Subscribes to channels: names, or names with handlers as keywords or `Subscription`s."""
+        await self._subscribe(Kind.CHANNEL, parse_subscriptions(args, handlers))
 
-    async def psubscribe(self, *args: Any, **kwargs: Handler) -> None:
-        """Subscribes to patterns, as `subscribe` does to channels."""
-        subscribed = await self._subscribe(True, parse_subscriptions(args, kwargs))
-        self.patterns.update(subscribed)
-        self.pending_unsubscribe_patterns.difference_update(subscribed)
+    async def psubscribe(self, *args: Any, **handlers: Handler) -> None:
+        """Subscribes to patterns, see `subscribe`."""
+        await self._subscribe(Kind.PATTERN, parse_subscriptions(args, handlers))
 
-    async def _subscribe(self, pattern: bool, wanted: dict[Any, Handler | None]) -> dict[Name, Handler | None]:
-        names = {self.encoder.encode(name): handler for name, handler in wanted.items()}
-        if not names:
+    async def ssubscribe(self, *args: Any, target_node: Any = None, **handlers: Handler) -> None:
+        """Subscribes to channels, whose messages have the type "smessage". Every channel of a cluster is sharded."""
+        await self._subscribe(Kind.SHARD, parse_subscriptions(args, handlers))
+
+    async def _subscribe(self, kind: Kind, wanted: Mapping[Any, Handler | None]) -> None:
+        raw = {self.encoder.encode(name): handler for name, handler in wanted.items()}
+        if not raw:
             raise exceptions.ResponseError("wrong number of arguments: name at least one channel or pattern")
-        await self.connect()
-        async with self._lock:
-            if self.connection is None:
-                raise exceptions.ConnectionError("the pubsub was closed")
-            bus = self.connection.bus
-            fresh = [Feed(bus, name, pattern, self._queue) for name in names if (pattern, name) not in self._feeds]
-            await _open_all(fresh)
-            by_name = {feed.name: feed for feed in fresh}
-            for name in names:
-                if name in by_name:
-                    self._feeds[pattern, name] = by_name[name]
-                self._put_subscribe_message(_KINDS[pattern][0], name, len(self._feeds))
-            for feed in fresh:
-                feed.begin()
-        return {self.encoder.decode(name): handler for name, handler in names.items()}
+        names = {self.encoder.decode(name): handler for name, handler in raw.items()}
+        self._subscribing += 1
+        try:
+            connection = await self._connected()
+            known, ending = self._handlers(kind), self._ending(kind)
+            before, ended = {name: known[name] for name in names if name in known}, ending.intersection(names)
+            known.update(names)
+            ending.difference_update(names)
+            try:
+                async with Deadline(connection.socket_timeout, "the subscription is not in force"), self._lock:
+                    await connection.subscribe(kind, raw)
+            except BaseException:
+                for name in names:
+                    known.pop(name, None)
+                known.update(before)
+                ending.update(ended)
+                raise
+        finally:
+            self._subscribing -= 1
 
     async def unsubscribe(self, *args: Any) -> None:
         """Unsubscribes from channels; from all of them without arguments."""
-        names = await self._unsubscribe(False, flatten(args))
-        self.pending_unsubscribe_channels.update(names)
+        await self._unsubscribe(Kind.CHANNEL, args)
 
     async def punsubscribe(self, *args: Any) -> None:
         """Unsubscribes from patterns; from all of them without arguments."""
-        names = await self._unsubscribe(True, flatten(args))
-        self.pending_unsubscribe_patterns.update(names)
+        await self._unsubscribe(Kind.PATTERN, args)
 
-    async def _unsubscribe(self, pattern: bool, args: list[Any]) -> list[Name]:
-        await self.connect()
-        async with self._lock:
-            all_names = [name for is_pattern, name in self._feeds if is_pattern == pattern]
-            names = [self.encoder.encode(name) for name in args] or all_names
-            kind = _KINDS[pattern][1]
-            for name in names:
-                feed = self._feeds.pop((pattern, name), None)
-                if feed is not None:
-                    await feed.close()
-                    self._queue.remove(feed)
-                    for item in feed.rest():
-                        self._queue.put(item)
-                self._put_subscribe_message(kind, name, len(self._feeds))
-            if not names:
-                self._queue.put([self.encoder.decode(kind.encode()), None, len(self._feeds)])
-        return [self.encoder.decode(name) for name in names]
+    async def sunsubscribe(self, *args: Any, target_node: Any = None) -> None:
+        """Ends subscriptions of `ssubscribe`; all of them without arguments."""
+        await self._unsubscribe(Kind.SHARD, args)
 
-    def _put_subscribe_message(self, kind: str, name: bytes, count: int) -> None:
-        self._queue.put([self.encoder.decode(kind.encode()), self.encoder.decode(name), count])
+    async def _unsubscribe(self, kind: Kind, args: tuple[Any, ...]) -> None:
+        connection = await self._connected()
+        async with Deadline(connection.socket_timeout, "the subscription has not ended"), self._lock:
+            ended = await connection.unsubscribe(kind, [self.encoder.encode(name) for name in flatten(args)])
+        self._ending(kind).update(ended)
 
     async def ping(self, message: Encodable | None = None) -> None:
         """Pings every server; a message of type "pong" follows."""
-        data = b"" if message is None else self.encoder.encode(message)
-        await self.connect()
-        if self.connection is not None:
-            with translated():
-                await self.connection.bus.ask_servers("PING")
-        self._queue.put([self.encoder.decode(b"pong"), self.encoder.decode(data)])
+        connection = await self._connected()
+        await connection.ping(b"" if message is None else self.encoder.encode(message))
 
     # Reading
 
     async def parse_response(self, block: bool = True, timeout: float = 0.0) -> Response | None:  # noqa: ASYNC109
         """The next response, as a server would push it. None if none comes within `timeout`, unless `block`."""
-        if self.connection is None:
-            raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
-        await self.connection.connect()
-        response = self._take(await self._queue.get(None if block else timeout))
-        while block and response is None:
-            await self.connect()
-            response = self._take(await self._queue.get(None))
-        if response is not None and self.push_handler_func is not None:
+        clock = asyncio.get_running_loop().time
+        end = float("inf") if block else clock() + timeout
+        while True:
+            connection = self.connection
+            if connection is None and not self.subscribed:
+                raise RuntimeError("pubsub connection not set: did you forget to call subscribe() or psubscribe()?")
+            if connection is None or not connection.is_connected:
+                connection = await self._connected()
+            response = self._response(await connection.read(min(CHECK_S, end - clock())))
+            if response is not None:
+                break
+            if clock() >= end:
+                return None
+        if self.push_handler_func is not None:
             await _call(self.push_handler_func, response)
             return None
         return response
 
-    def _take(self, entry: Item | Response | None) -> Response | None:
-        return entry if entry is None or isinstance(entry, list) else self._respond(entry)
+    def _response(self, entry: FeedItem | Response | None) -> Response | None:
+        return self._convert(*entry) if isinstance(entry, tuple) else entry
 
-    def _respond(self, item: Item) -> Response | None:
+    def _convert(self, kind: Kind, item: Item) -> Response | None:
         encoder = self.encoder
         pattern = None if item.pattern is None else encoder.name(item.pattern)
         channel = encoder.name(item.channel)
@@ -243,9 +273,8 @@ class PubSub:
         if isinstance(item, Retraction):
             _log.warning("message was false", channel=item.channel, publisher=item.publisher, sequence=item.sequence)
             return [encoder.decode(b"retraction"), pattern, channel, item] if self.gap_messages else None
-        if pattern is None:
-            return [encoder.decode(b"message"), channel, encoder.decode(item.payload)]
-        return [encoder.decode(b"pmessage"), pattern, channel, encoder.decode(item.payload)]
+        names = [channel] if kind is not Kind.PATTERN else [pattern, channel]
+        return [encoder.decode(_MESSAGE_TYPES[kind]), *names, encoder.decode(item.payload)]
 
     async def handle_message(
         self, response: Response | None, ignore_subscribe_messages: bool = False
@@ -256,22 +285,17 @@ class PubSub:
         kind = response[0].decode() if isinstance(response[0], bytes) else response[0]
         pattern, channel, data = _parts(response)
         message: dict[str, Any] = {"type": kind, "pattern": pattern, "channel": channel, "data": data}
-        if kind == "unsubscribe" and channel in self.pending_unsubscribe_channels:
-            self.pending_unsubscribe_channels.discard(channel)
-            self.channels.pop(channel, None)
-        elif kind == "punsubscribe" and channel in self.pending_unsubscribe_patterns:
-            self.pending_unsubscribe_patterns.discard(channel)
-            self.patterns.pop(channel, None)
-        if kind in self.PUBLISH_MESSAGE_TYPES:
-            handler = self.channels.get(channel) if kind == "message" else self.patterns.get(pattern)
+        if kind in _PUBLISHED:
+            handler = self._handlers(_PUBLISHED[kind]).get(channel if pattern is None else pattern)
             if handler is not None:
                 await _call(handler, message)
                 return None
-        elif kind not in ("pong", "gap", "retraction") and (
-            ignore_subscribe_messages or self.ignore_subscribe_messages
-        ):
-            return None
-        return message
+            return message
+        if kind in _UNSUBSCRIBED and channel in (ending := self._ending(_UNSUBSCRIBED[kind])):
+            ending.discard(channel)
+            self._handlers(_UNSUBSCRIBED[kind]).pop(channel, None)
+        is_confirmation = kind.endswith("subscribe")
+        return None if is_confirmation and (ignore_subscribe_messages or self.ignore_subscribe_messages) else message
 
     async def get_message(
         self,
@@ -281,6 +305,15 @@ class PubSub:
         """The next message; None if none comes within `timeout` seconds. With `timeout=None` it waits forever."""
         response = await self.parse_response(block=timeout is None, timeout=timeout or 0.0)
         return await self.handle_message(response, ignore_subscribe_messages)
+
+    async def get_sharded_message(
+        self,
+        ignore_subscribe_messages: bool = False,
+        timeout: float | None = 0.0,  # noqa: ASYNC109
+        target_node: Any = None,
+    ) -> dict[str, Any] | None:
+        """The same as `get_message`: one reader gets the messages of all subscriptions."""
+        return await self.get_message(ignore_subscribe_messages, timeout)
 
     async def listen(self) -> AsyncIterator[dict[str, Any]]:
         """Messages, as long as there are subscriptions."""
@@ -294,8 +327,11 @@ class PubSub:
         *,
         exception_handler: Callable[[BaseException, Self], Any] | None = None,
         poll_timeout: float = 1.0,
+        pubsub: Self | None = None,
     ) -> None:
-        """Calls handlers with messages until it is cancelled. Every channel and pattern needs a handler."""
+        """Calls handlers with messages, of another PubSub if one is given, until it is cancelled. Every channel and
+        pattern needs a handler."""
+        source = pubsub or self
         for what, table in (("Channel", self.channels), ("Pattern", self.patterns)):
             for name, handler in table.items():
                 if handler is None:
@@ -303,7 +339,7 @@ class PubSub:
         await self.connect()
         while True:
             try:
-                await self.get_message(ignore_subscribe_messages=True, timeout=poll_timeout)
+                await source.get_message(ignore_subscribe_messages=True, timeout=poll_timeout)
             except asyncio.CancelledError:
                 raise
             except BaseException as error:
@@ -318,16 +354,6 @@ def _parts(response: Response) -> tuple[Any, Any, Any]:
     pattern = response[1] if len(response) == 4 else None
     channel = response[-2] if len(response) > 2 else None
     return pattern, channel, response[-1]
-
-
-async def _open_all(feeds: list[Feed]) -> None:
-    """Subscribes to all, or to none if one fails."""
-    results = await asyncio.gather(*(feed.open() for feed in feeds), return_exceptions=True)
-    failures = [result for result in results if isinstance(result, BaseException)]
-    if failures:
-        for feed in feeds:
-            await feed.close()
-        raise failures[0]
 
 
 async def _call(function: Callable[..., Any], *args: Any) -> None:

@@ -6,6 +6,7 @@ A soak has one or more rounds, each with its own cluster. Its parts:
     run.py            rounds with faults, and with requested moves
     balancer_round.py rounds with a balancer, in which the load is raised
     hostile_round.py  rounds with hostile clients, and how much they disturb honest ones
+    redis_round.py    redis-py's client and ours side by side while their server fails
     outcome.py        options, the sum over all rounds, and the facts that are printed
 
 the load
