@@ -18,7 +18,6 @@ from shoal.pipeline.source.offsets import (
     StreamInfo,
     loss,
     read_offset,
-    shares,
     slices,
     write_offset,
 )
@@ -135,11 +134,3 @@ def test_a_slice_that_is_alone_says_how_many_entries_it_has() -> None:
     assert [piece.count for piece in slices("x", start, end, 0, 1)] == [3]
     assert [piece.count for piece in slices("x", start, end, 0, 3)] == [None] * 3
     assert [piece.count for piece in slices("x", start, Position(EntryId(9, 0)), 0, 1)] == [None]
-
-
-@given(st.dictionaries(st.text(max_size=2), st.integers(1, 1000), max_size=8), st.integers(1, 2000))
-def test_shares_fill_the_batch_and_leave_no_stream_out(pending: dict[str, int], rows_max: int) -> None:
-    given = shares(pending, rows_max)
-    assert all(1 <= given[name] <= count for name, count in pending.items())
-    if rows_max >= len(pending):
-        assert sum(given.values()) == min(rows_max, sum(pending.values()))

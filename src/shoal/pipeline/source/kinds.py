@@ -28,7 +28,7 @@ from shoal.plan.keys import unit_of
 from shoal.plan.keys import unit_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
-from shoal.wire.record_entry import INDEX_KEY, record_key
+from shoal.wire.record_entry import INDEX_KEY, NUMBER_FIELD, record_key
 
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""
@@ -46,8 +46,15 @@ class Kind(Protocol):
     asked: Mapping[str, str]
     """The options that select these rows, `kind` included. An offset is only valid for the same ones."""
 
+    server_wait_s: float
+    """The default of the option `serverWait`."""
+
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
+
+    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+        """The number of an entry, which grows by one with each entry of a stream; None if it has none. Only used for
+        counting, and only while the numbers of a stream have no holes."""
 
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
         """The rows for some entries. `arrived_s` is when each was appended, by the reader's clock. A corrupt entry
@@ -66,6 +73,8 @@ class TelemetryKind:
 
     asked: Mapping[str, str] = MappingProxyType({"kind": "telemetry"})
 
+    server_wait_s = 0.0  # the balancer must learn of the other servers while one is down
+
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in ("channel", "where"):
             if name in options:
@@ -76,6 +85,11 @@ class TelemetryKind:
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
+
+    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+        """The sequence number; it starts again when the agent does."""
+        id = _record_id(fields)
+        return None if id is None else id.sequence
 
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
         """One row for each record."""
@@ -110,6 +124,8 @@ class ChannelKind:
 
     schema = SCHEMA.remove_metadata()
 
+    server_wait_s = 10.0
+
     def __init__(self, options: Mapping[str, str]) -> None:
         self._pattern = options.get("channel", "*").encode("utf-8", "surrogateescape")
         if not self._pattern:
@@ -130,6 +146,13 @@ class ChannelKind:
             if channel == self._pattern or glob_match(self._pattern, channel)
         }
 
+    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+        """The number that its agent gave the entry."""
+        try:
+            return int(fields[NUMBER_FIELD])
+        except (KeyError, ValueError):
+            return None
+
     def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
         """One row for each message, stream end and gap. `arrived_s` is not used: `recorded_at` comes from the entry."""
         del arrived_s
@@ -139,12 +162,6 @@ class ChannelKind:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
             batch = kept[0] if kept else batch.slice(0, 0)
         return batch.replace_schema_metadata(None)
-
-
-def reads_in_time(kind: Kind) -> bool:
-    """Whether the streams of a kind must be read at the same pace in time. The fold of telemetry drops records as late
-    if it has already seen much newer ones of other servers."""
-    return isinstance(kind, TelemetryKind)
 
 
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {

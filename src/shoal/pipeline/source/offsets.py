@@ -201,11 +201,26 @@ class StreamInfo:
     last: EntryId
     first: EntryId | None
     added: int | None
+    last_number: int | None = None
+    """The number of its last entry, if entries are numbered without holes: then a number gives the place of its entry
+    in the stream. None otherwise."""
+    last_bytes: int = 0
+    """The size of its last entry."""
 
     @property
     def end(self) -> Position:
         """The position after its last entry."""
         return Position(self.last, self.added)
+
+    @property
+    def dropped(self) -> int | None:
+        """How many entries it no longer holds; None if unknown."""
+        return None if self.added is None else self.added - self.length
+
+    @property
+    def oldest(self) -> Position:
+        """The position before the oldest entry that it holds. Entries dropped later are lost."""
+        return Position(START, self.dropped)
 
 
 MISSING: Final = StreamInfo(0, START, None, 0)
@@ -274,17 +289,6 @@ def slices(stream: str, start: Position, end: Position, first_ms: int, parts: in
     bounds = [after, *(cut for cut in cuts if after < cut < end.id), end.id]
     found = [Slice(stream, low, high) for low, high in pairwise(bounds) if low < high]
     return [Slice(stream, after, end.id, start.count_to(end))] if len(found) == 1 else found
-
-
-def shares(pending: Mapping[str, int], rows_max: int) -> dict[str, int]:
-    """Divides `rows_max` among streams with this many pending rows. What a short stream does not need goes to longer
-    ones. Each stream with pending rows gets at least one, so that none starves."""
-    left, given = rows_max, dict.fromkeys(pending, 0)
-    for place, name in enumerate(sorted(pending, key=lambda name: (pending[name], name))):
-        share = max(1, left // (len(pending) - place))
-        given[name] = min(pending[name], share)
-        left = max(0, left - given[name])
-    return given
 
 
 def check_order(start: Mapping[str, ServerOffset], end: Mapping[str, ServerOffset]) -> None:

@@ -17,6 +17,8 @@ Owns the options. Spark accepts option names in any case; after this module they
     maxRowsPerBatch     most entries in one micro-batch (default 10000; 0: no limit)
     maxBytesPerBatch    their approximate total size, estimated from the newest entry of each stream (default 128 MiB)
     partitionsPerServer number of tasks that read one server (default 1)
+    serverWait          of a stream: for how many seconds the others wait for a server that does not answer (default 10
+                        for kind channel, 0 for telemetry)
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from shoal.pipeline.source.offsets import ServerOffset, read_offset
 MAX_ROWS_PER_BATCH: Final = 10_000
 MAX_BYTES_PER_BATCH: Final = 128 * 1024 * 1024
 PARTITIONS_PER_SERVER_MAX: Final = 1024
+SERVER_WAIT_S_MAX: Final = 3600
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
@@ -50,6 +53,7 @@ READER_OPTIONS: Final = (
     "maxRowsPerBatch",
     "maxBytesPerBatch",
     "partitionsPerServer",
+    "serverWait",
 )
 WRITER_OPTIONS: Final = (*CLUSTER_OPTIONS, "channel")
 
@@ -79,6 +83,8 @@ class SourceOptions:
     bytes_max: int
     """Approximate size of a micro-batch; used only with `rows_max`."""
     partitions_per_server: int
+    server_wait_s: float
+    """For how long no batch is planned because a server does not answer."""
 
 
 def known_options(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -122,6 +128,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         partitions_per_server=_number(
             "partitionsPerServer", options.get("partitionsperserver", "1"), 1, PARTITIONS_PER_SERVER_MAX
         ),
+        server_wait_s=_number("serverWait", options.get("serverwait", f"{kind.server_wait_s:g}"), 0, SERVER_WAIT_S_MAX),
     )
 
 
