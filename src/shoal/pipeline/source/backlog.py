@@ -176,8 +176,7 @@ class BacklogProbe:
         }
 
     def _end_after(self, backlog: Backlog, entry: Entry) -> End:
-        id, fields = entry
-        number = self._kind.number(fields)
+        id, number = EntryId.parse(entry[0]), self._kind.number(entry[1])
         if backlog.is_numbered and number is not None:
             return backlog.end_at(id, number)
         return End(Position(id), backlog.count) if id > backlog.base.id else backlog.begin
@@ -192,7 +191,7 @@ class BacklogProbe:
         ids: list[EntryId] = []
         with self._asking(backlog.server) as streams:
             for page in streams.entries(backlog.key, Slice(backlog.stream, backlog.base.id, last)):
-                ids += [id for id, _ in page]
+                ids += [EntryId.parse(id) for id, _ in page]
                 if len(ids) >= count_max:
                     break
             dropped = streams.info(backlog.key).dropped

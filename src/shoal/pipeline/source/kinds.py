@@ -33,8 +33,8 @@ from shoal.wire.record_entry import INDEX_KEY, NUMBER_FIELD, record_key
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""
 
-Entry = tuple[EntryId, Mapping[bytes, bytes]]
-"""An entry of a stream: its id and its fields."""
+Entry = tuple[bytes, Sequence[bytes]]
+"""An entry of a stream as its server returns it: its id, and the names and values of its fields in turn."""
 
 
 class Kind(Protocol):
@@ -52,13 +52,13 @@ class Kind(Protocol):
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
 
-    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+    def number(self, fields: Sequence[bytes]) -> int | None:
         """The number of an entry, which grows by one with each entry of a stream; None if it has none. Only used for
         counting, and only while the numbers of a stream have no holes."""
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """The rows for some entries. `arrived_s` is when each was appended, by the reader's clock. A corrupt entry
-        becomes a row that says so, never an error, so that it does not block the others."""
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
+        """The rows for some entries. The server's clock is `ahead_ms` ahead of the reader's. A corrupt entry becomes a
+        row that says so, never an error, so that it does not block the others."""
 
 
 ORIGIN: Final = (pa.field("server", pa.string()), pa.field("entry", pa.string()))
@@ -86,30 +86,36 @@ class TelemetryKind:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
 
-    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+    def number(self, fields: Sequence[bytes]) -> int | None:
         """The sequence number; it starts again when the agent does."""
         id = _record_id(fields)
         return None if id is None else id.sequence
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
         """One row for each record."""
         ids = [_record_id(fields) for _, fields in entries]
+        arrived_s = [(EntryId.parse(entry).ms - ahead_ms) / 1000 for entry, _ in entries]
         columns = [
             pa.array([id and id.host for id in ids], pa.string()),
             pa.array([id and id.instance for id in ids], pa.string()),
             pa.array([id and id.second for id in ids], pa.int64()),
             pa.array([id and id.sequence for id in ids], pa.int64()),
             pa.array(arrived_s, pa.float64()),
-            pa.array([fields.get(DATA_FIELD, b"") for _, fields in entries], pa.binary()),
-            pa.array([server] * len(entries), pa.string()),
-            pa.array([str(id) for id, _ in entries], pa.string()),
+            pa.array([_value(fields, DATA_FIELD) for _, fields in entries], pa.binary()),
+            pa.repeat(server, len(entries)),
+            pa.array([entry for entry, _ in entries], pa.string()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _record_id(fields: Mapping[bytes, bytes]) -> RecordId | None:
+def _value(fields: Sequence[bytes], name: bytes) -> bytes:
+    """The value of a field; empty if the entry does not have it."""
+    return dict(zip(fields[::2], fields[1::2], strict=True)).get(name, b"")
+
+
+def _record_id(fields: Sequence[bytes]) -> RecordId | None:
     try:
-        id = RecordId.decode(fields.get(ID_FIELD, b""))
+        id = RecordId.decode(_value(fields, ID_FIELD))
     except ProtocolError:
         return None
     return id if abs(id.second) < 2**63 and abs(id.sequence) < 2**63 else None
@@ -146,18 +152,15 @@ class ChannelKind:
             if channel == self._pattern or glob_match(self._pattern, channel)
         }
 
-    def number(self, fields: Mapping[bytes, bytes]) -> int | None:
+    def number(self, fields: Sequence[bytes]) -> int | None:
         """The number that its agent gave the entry."""
-        try:
-            return int(fields[NUMBER_FIELD])
-        except (KeyError, ValueError):
-            return None
+        number = _value(fields, NUMBER_FIELD)
+        return int(number) if number.isdigit() else None
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """One row for each message, stream end and gap. `arrived_s` is not used: `recorded_at` comes from the entry."""
-        del arrived_s
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
+        """One row for each message, stream end and gap. `recorded_at` is by the server's clock."""
         channel = channel_text(unit_of(stream, "") or stream.encode())
-        batch = decode_entries(channel, server, [(str(entry), fields) for entry, fields in entries])
+        batch = decode_entries(channel, server, entries)
         if self._where is not None:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
             batch = kept[0] if kept else batch.slice(0, 0)

@@ -19,7 +19,7 @@ from shoal.errors import AuthenticationError, ConnectError, ServerTooOldError, T
 from shoal.history.server_reader import Login
 from shoal.logs import get_log
 from shoal.pipeline.source.kinds import Kind
-from shoal.pipeline.source.offsets import Loss, Position, Slice, StreamInfo, loss
+from shoal.pipeline.source.offsets import EntryId, Loss, Position, Slice, StreamInfo, loss
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
 
@@ -124,10 +124,9 @@ class _PartReader:
             for page in streams.entries(part.keys[slice.stream], replace(slice, after=self._after)):
                 if slice.count is None:
                     self._check_uncounted(slice, streams)
-                self._after = page[-1][0]
+                self._after = EntryId.parse(page[-1][0])
                 self._count += len(page)
-                arrived_s = [(id.ms - part.ahead_ms) / 1000 for id, _ in page]
-                yield part.kind.rows(part.server.id, slice.stream, page, arrived_s)
+                yield part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms)
             self._check_end(slice, streams)
             self._slices.pop(0)
             self._start_slice()

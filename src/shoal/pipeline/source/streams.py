@@ -6,7 +6,8 @@ Owns the commands and the parsing of their replies. The meaning of entries belon
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import hiredis
@@ -25,7 +26,7 @@ NOT_YET: Final = ("LOADING", "BUSY ", "MASTERDOWN")
 """Prefixes of temporary errors, for example while a restarted server loads its data."""
 
 
-Number = Callable[[Mapping[bytes, bytes]], int | None]
+Number = Callable[[Sequence[bytes]], int | None]
 """Reads the number of an entry; None if it has none."""
 
 
@@ -79,7 +80,7 @@ class ServerStreams(ServerReader):
                 replies = self._asking.ask_all(requests)
             except hiredis.ReplyError as error:
                 raise self._refused(b"XREVRANGE", error) from error
-            found += [entries[0] if (entries := _read_entries(reply)) else None for reply in replies]
+            found += [reply[0] if reply else None for reply in replies]
         return found
 
     def ahead_ms(self) -> int:
@@ -104,12 +105,12 @@ class ServerStreams(ServerReader):
                 yield page
             if len(page) < asked:
                 return
-            after = page[-1][0]
-            size.learn(len(page), sum(len(value) for _, fields in page for value in fields.values()))
+            after = EntryId.parse(page[-1][0])
+            size.learn(len(page), sum(map(len, chain.from_iterable(fields for _, fields in page))))
 
-    def _page(self, key: bytes, after: EntryId, last: EntryId | None, count: int) -> list[Entry]:
-        reply = self.ask(b"XRANGE", key, f"({after}", "+" if last is None else str(last), b"COUNT", count)
-        return _read_entries(reply)
+    def _page(self, key: bytes, after: EntryId, last: EntryId, count: int) -> list[Entry]:
+        page: list[Entry] = self.ask(b"XRANGE", key, f"({after}", str(last), b"COUNT", count)
+        return page
 
 
 def _info_request(key: bytes) -> Request:
@@ -135,18 +136,7 @@ def _last_number(length: int, first: Any, last: Any, number: Number | None) -> i
     """The number of the last entry; None if the numbers of the stream have holes."""
     if first is None or last is None or number is None:
         return None
-    first_number, last_number = (number(_fields(fields)) for _, fields in (first, last))
+    first_number, last_number = (number(fields) for _, fields in (first, last))
     if first_number is None or last_number is None or last_number - first_number != length - 1:
         return None
     return last_number
-
-
-def _read_entries(reply: Any) -> list[Entry]:
-    try:
-        return [(EntryId.parse(id), _fields(fields)) for id, fields in reply if fields is not None]
-    except (TypeError, ValueError) as error:
-        raise ProtocolError(f"invalid reply to XRANGE: {error}") from error
-
-
-def _fields(flat: Sequence[bytes]) -> dict[bytes, bytes]:
-    return dict(zip(flat[::2], flat[1::2], strict=True))
