@@ -121,7 +121,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _rows(cast(PartOfSource, partition).part, self._schema.fieldNames())
 
     def _read(self, offset: dict[str, Any]) -> dict[str, ServerOffset]:
-        return read_offset(offset, self._options.kind.asked)
+        return read_offset(offset, self._options.kind.asked, self._options.kind.new_name)
 
     def _written(self, offset: dict[str, ServerOffset]) -> dict[str, Any]:
         return write_offset(offset, self._options.kind.asked)

@@ -25,7 +25,6 @@ from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
 from shoal.plan.keys import unit_of
-from shoal.plan.keys import unit_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
 from shoal.wire.record_entry import INDEX_KEY, NUMBER_FIELD, record_key
@@ -51,6 +50,9 @@ class Kind(Protocol):
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
+
+    def new_name(self, name: str) -> str:
+        """The name of a stream, from its name in offsets of version 1."""
 
     def number(self, fields: Sequence[bytes]) -> int | None:
         """The number of an entry, which grows by one with each entry of a stream; None if it has none. Only used for
@@ -85,6 +87,10 @@ class TelemetryKind:
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
+
+    def new_name(self, name: str) -> str:
+        """The same."""
+        return name
 
     def number(self, fields: Sequence[bytes]) -> int | None:
         """The sequence number; it starts again when the agent does."""
@@ -144,13 +150,18 @@ class ChannelKind:
         }
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
-        """The records of the selected channels on a server, by the channel's name in base64url."""
+        """The records of the selected channels on a server, by the channel's name as text."""
         channels = ask(b"SMEMBERS", INDEX_KEY) or ()
         return {
-            stream_name(channel): record_key(channel)
+            channel_text(channel): record_key(channel)
             for channel in sorted(channels)
             if channel == self._pattern or glob_match(self._pattern, channel)
         }
+
+    def new_name(self, name: str) -> str:
+        """The channel's name as text, from base64url."""
+        channel = unit_of(name, "")
+        return name if channel is None else channel_text(channel)
 
     def number(self, fields: Sequence[bytes]) -> int | None:
         """The number that its agent gave the entry."""
@@ -159,8 +170,7 @@ class ChannelKind:
 
     def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
         """One row for each message, stream end and gap. `recorded_at` is by the server's clock."""
-        channel = channel_text(unit_of(stream, "") or stream.encode())
-        batch = decode_entries(channel, server, entries)
+        batch = decode_entries(stream, server, entries)
         if self._where is not None:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
             batch = kept[0] if kept else batch.slice(0, 0)

@@ -137,7 +137,7 @@ def _offset(name: str, text: str, kind: Kind) -> Start:
         return text.lower()
     try:
         found: Any = json.loads(text)
-        return read_offset(found, kind.asked)
+        return read_offset(found, kind.asked, kind.new_name)
     except ValueError as error:
         raise ConfigError(f"{name} is {text!r}", do=f"give {EARLIEST}, {LATEST} or JSON ({error})") from error
 
