@@ -98,9 +98,12 @@ class ClusterView:
         return [server.id for server in self._ring if server.id in self._silent]
 
     def wait_s(self) -> float:
-        """How much longer to wait for servers of the ring that do not answer; 0: do not wait."""
+        """How much longer to wait for servers of the ring that do not answer; 0: do not wait. A batch that is read only
+        once does not wait."""
         since = [self._silent[server] for server in self.silent_servers()]
-        return max(0.0, max(since, default=0.0) + self._options.server_wait_s - time.monotonic()) if since else 0.0
+        if not since or self._complete:
+            return 0.0
+        return max(0.0, max(since) + self._options.server_wait_s - time.monotonic())
 
     def refresh(self, more: Iterable[str] = ()) -> ClusterSnapshot:
         """Queries all servers of the ring, and those of `more` that have left it. Returns the ones that answer."""

@@ -27,7 +27,7 @@ from shoal.pipeline.source.offsets import EntryId
 from shoal.plan.keys import unit_of
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
-from shoal.wire.record_entry import INDEX_KEY, NUMBER_FIELD, record_key
+from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, NUMBER_FIELD, read_marks, record_key
 
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""
@@ -50,6 +50,9 @@ class Kind(Protocol):
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
+
+    def is_written(self, ask: Ask) -> bool:
+        """Whether the agent of a server may write such streams, even if there are none yet."""
 
     def new_name(self, name: str) -> str:
         """The name of a stream, from its name in offsets of version 1."""
@@ -87,6 +90,10 @@ class TelemetryKind:
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
+
+    def is_written(self, ask: Ask) -> bool:
+        """Every agent writes telemetry."""
+        return True
 
     def new_name(self, name: str) -> str:
         """The same."""
@@ -157,6 +164,14 @@ class ChannelKind:
             for channel in sorted(channels)
             if channel == self._pattern or glob_match(self._pattern, channel)
         }
+
+    def is_written(self, ask: Ask) -> bool:
+        """Whether a pattern that the agent records may match a selected channel. Patterns are compared as names, so two
+        patterns that only overlap (`a*` and `*b`) are not found."""
+        return any(
+            glob_match(mark, self._pattern) or glob_match(self._pattern, mark)
+            for mark in read_marks(ask(b"GET", MARKS_KEY))
+        )
 
     def new_name(self, name: str) -> str:
         """The channel's name as text, from base64url."""

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from shoal.errors import ConnectError
+from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.logs import get_log
 from shoal.pipeline.source.backlog import Backlog, BacklogProbe, End, ServerSilentError
 from shoal.pipeline.source.cluster_view import ClusterSnapshot, ClusterView, ServerView
@@ -64,6 +65,7 @@ class OffsetPlanner:
         self._complete = complete
         self._cluster = ClusterView(options, complete)
         self._missed: set[tuple[str, str]] = set()
+        self._warned = False
 
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """The offset of a reader that has read nothing yet."""
@@ -72,8 +74,11 @@ class OffsetPlanner:
             self.check("startingOffsets", wanted)
             return wanted
         snapshot = self._cluster.refresh()
+        self._warn_if_unrecorded(snapshot)
         if wanted == LATEST:
             return self._latest(snapshot)
+        if isinstance(wanted, int):
+            return self._since(snapshot, wanted)
         # Entries that come into an empty stream from now on count. Where a stream has entries, the first batch starts
         # with the oldest one that exists when it is read.
         return {
@@ -95,13 +100,14 @@ class OffsetPlanner:
             snapshot = self._cluster.refresh(start)
             if not self._cluster.wait_s():
                 found = self._next(start, snapshot, rows_max, until)
-            if not (wait_s := self._cluster.wait_s()):
-                return found
-            time.sleep(min(wait_s, WAIT_PAUSE_S))
+                if not self._cluster.wait_s():
+                    return found
+            time.sleep(min(self._cluster.wait_s(), WAIT_PAUSE_S))
 
     def _next(
         self, start: Offset, snapshot: ClusterSnapshot, rows_max: int, until: Offset | None
     ) -> dict[str, ServerOffset]:
+        self._warn_if_unrecorded(snapshot)
         views = snapshot.servers
         backlogs = [
             backlog
@@ -143,17 +149,34 @@ class OffsetPlanner:
 
     def _latest(self, snapshot: ClusterSnapshot) -> dict[str, ServerOffset]:
         """The offset after everything recorded until now. Servers that do not answer start when they do."""
-        backlogs = [
-            Backlog(server, name, view.keys[name], None, info.oldest, info, _ahead_ms(info, view, snapshot.at_ms))
-            for server, view in snapshot.servers.items()
-            for name, info in view.infos.items()
-        ]
-        ends = self._ends(backlogs, snapshot.at_ms, 0)
-        found = {}
-        for server, view in snapshot.servers.items():
-            at = {each.stream: ends[each.name] for each in backlogs if each.server == server and each.name in ends}
-            found[server] = ServerOffset(at, view.ahead_ms)
+        backlogs = _everything(snapshot)
+        found = _offset_at(snapshot, backlogs, self._ends(backlogs, snapshot.at_ms, 0))
         return found | {server: ServerOffset({}, at_latest=True) for server in self._cluster.silent_servers()}
+
+    def _since(self, snapshot: ClusterSnapshot, from_ms: int) -> dict[str, ServerOffset]:
+        """The offset before everything recorded from a time on. A stream without older entries is not in it, and is
+        read from its oldest entry."""
+        if from_ms > snapshot.at_ms:
+            raise ConfigError("startingTimestamp is in the future", do="give a time in the past, or use latest")
+        for server in self._cluster.silent_servers():
+            raise ConnectError(f"{server} does not answer, so it is not known which of its entries are new enough")
+        backlogs = _everything(snapshot)
+        with BacklogProbe(self._cluster, self._options.kind) as probe:
+            ends = probe.ends(backlogs, from_ms - 1, 0)
+        older = {each.name: ends[each.name] for each in backlogs if ends[each.name].unread or not each.info.length}
+        return _offset_at(snapshot, backlogs, {name: end.position for name, end in older.items()})
+
+    def _warn_if_unrecorded(self, snapshot: ClusterSnapshot) -> None:
+        """Warns once if there is nothing to read and no agent is going to write anything."""
+        kind = self._options.kind
+        if self._warned or any(view.keys for view in snapshot.servers.values()):
+            return
+        self._warned = True
+        with suppress(PipelineError):  # a login that may not read the marks
+            if not any(
+                self._cluster.ask(server, lambda each: kind.is_written(each.ask)) for server in snapshot.servers
+            ):
+                _log.warning("nothing to read: no server records this channel", **kind.asked)
 
     def _backlogs(self, server: str, view: ServerView, before: ServerOffset, at_ms: int) -> list[Backlog]:
         """The unread entries of each stream of a server. Reports what was lost."""
@@ -319,6 +342,28 @@ def _ahead_ms(info: StreamInfo, view: ServerView, at_ms: int) -> int:
     back, new entries continue after the old ids; then the newest entry counts as recorded at `at_ms`."""
     is_future = info.last.ms - view.ahead_ms > view.answered_ms + CLOCK_STEP_MS
     return info.last.ms - at_ms if is_future else view.ahead_ms
+
+
+def _everything(snapshot: ClusterSnapshot) -> list[Backlog]:
+    """All entries of all streams."""
+    return [
+        Backlog(server, name, view.keys[name], None, info.oldest, info, _ahead_ms(info, view, snapshot.at_ms))
+        for server, view in snapshot.servers.items()
+        for name, info in view.infos.items()
+    ]
+
+
+def _offset_at(
+    snapshot: ClusterSnapshot, backlogs: Sequence[Backlog], ends: Mapping[str, Position]
+) -> dict[str, ServerOffset]:
+    """The offset with these ends of backlogs, by name."""
+    return {
+        server: ServerOffset(
+            {each.stream: ends[each.name] for each in backlogs if each.server == server and each.name in ends},
+            view.ahead_ms,
+        )
+        for server, view in snapshot.servers.items()
+    }
 
 
 def _bounded(backlog: Backlog, end: Position, until: Offset) -> Position:

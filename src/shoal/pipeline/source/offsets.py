@@ -106,7 +106,7 @@ class Position:
 
 
 def _write_position(at: Position, unread: int, last_ms: int | None) -> str:
-    """A position, and the number of entries after it. A short id counts back from `last_ms`; None: the id is complete."""
+    """A position, and the number of entries after it. A short id counts back from `last_ms`; None: complete ids."""
     if last_ms is None or at.id == START:
         id = str(at.id)
     else:
