@@ -11,6 +11,8 @@ offset_planner.py   what the next batch reads
 backlog.py          unread entries of streams, and where they end at a time
 time_cut.py         the time at which a batch of limited size ends
 parts.py            what one task reads
+conditions.py       conditions of a query on its rows
+pruning.py          leaves out what conditions exclude
 columns.py          column types of readers and writers
 writer.py           publishes rows as messages
 """

@@ -48,6 +48,12 @@ class Kind(Protocol):
     server_wait_s: float
     """The default of the option `serverWait`."""
 
+    stream_column: str | None
+    """The column with the name of the stream, if there is one."""
+
+    time_column: str | None
+    """The column with the time in the entry's id, by the server's clock, if there is one."""
+
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
 
@@ -78,6 +84,8 @@ class TelemetryKind:
 
     asked: Mapping[str, str] = MappingProxyType({"kind": "telemetry"})
 
+    stream_column: str | None = None
+    time_column: str | None = None
     server_wait_s = 0.0  # the balancer must learn of the other servers while one is down
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -143,6 +151,8 @@ class ChannelKind:
 
     schema = SCHEMA.remove_metadata()
 
+    stream_column: str | None = "channel"
+    time_column: str | None = "recorded_at"
     server_wait_s = 10.0
 
     def __init__(self, options: Mapping[str, str]) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 from shoal.errors import AuthenticationError, ConnectError, ServerTooOldError, TrimmedError
 from shoal.history.server_reader import Login
 from shoal.logs import get_log
+from shoal.pipeline.source.conditions import Condition, matching_rows
 from shoal.pipeline.source.kinds import Kind
 from shoal.pipeline.source.offsets import EntryId, Loss, Position, Slice, StreamInfo, loss
 from shoal.pipeline.source.streams import ServerStreams
@@ -50,6 +51,8 @@ class Part:
     slices: tuple[Slice, ...]
     ahead_ms: int
     fail_on_data_loss: bool
+    conditions: tuple[Condition, ...] = ()
+    """Rows that do not satisfy all of them are left out."""
 
 
 def report_loss(what: str, why: Loss | str, fail: bool) -> None:
@@ -126,7 +129,8 @@ class _PartReader:
                     self._check_uncounted(slice, streams)
                 self._after = EntryId.parse(page[-1][0])
                 self._count += len(page)
-                yield part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms)
+                rows = part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms)
+                yield matching_rows(rows, part.conditions)
             self._check_end(slice, streams)
             self._slices.pop(0)
             self._start_slice()
