@@ -79,6 +79,8 @@ def test_offsets_of_many_channels_are_compact() -> None:
     behind = ServerOffset(streams, unread=dict.fromkeys(streams, 17))
     assert len(json.dumps(write_offset({"s1": ServerOffset(streams)}))) < 31 * 2_000
     assert len(json.dumps(write_offset({"s1": behind}))) < 34 * 2_000
+    first = ServerOffset(streams, unread=dict.fromkeys(streams, 17), began=dict.fromkeys(streams, 0))
+    assert len(json.dumps(write_offset({"s1": first}))) < 36 * 2_000
 
 
 @pytest.mark.parametrize("key", ["~ahead_ms", "~behind", "~began"])

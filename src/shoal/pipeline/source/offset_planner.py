@@ -318,12 +318,14 @@ class OffsetPlanner:
     def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
         """The keys of all streams of a server, and the state of some. A batch is planned for these, so a server that
         does not answer is retried, and then it is an error."""
-        retry = Retry(server)
+        retry, kind = Retry(server), self._options.kind
         while True:
             try:
                 with self._cluster.open(server) as streams:
-                    keys = self._options.kind.streams(streams.ask)
-                    return keys, {name: streams.info(keys[name]) for name in names if name in keys}
+                    keys = kind.streams(streams.ask)
+                    there = sorted(names & keys.keys())
+                    infos = streams.infos([keys[name] for name in there], kind.number)
+                    return keys, dict(zip(there, infos, strict=True))
             except ConnectError as error:
                 retry.wait(error)
 

@@ -9,17 +9,18 @@ For each stream, by its name: the id of the last entry that was read, and after 
 stream had received by then. That count shows exactly how many entries were dropped since; servers before Redis 7 do not
 report it. Of several streams of a server, the ids are short: milliseconds before `~ms`, and after a dot the second part
 of the id if it is not 0. After a plus sign comes the number of entries that existed and that the offset does not cover;
-they are reported if the server leaves or loses its data. `~ahead_ms` is how far the server's clock was ahead of the
-reader's when the offset was made, so that a batch that is read again has the same arrival times. Reading from one
-offset to another gives the same entries each time.
+they are reported if the server leaves or loses its data. After a circumflex, if no earlier offset has the stream, comes
+the number of entries that it had dropped before it was first seen, which do not count as lost. `~ahead_ms` is how far
+the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has the same
+arrival times. Reading from one offset to another gives the same entries each time.
 
-Two more keys may be present for a server. `~began`, for streams that this offset is the first to contain: the number of
-entries that each had dropped before it was first seen, which do not count as lost. `~latest`: the server has not
-answered yet, and reading starts at its newest entry when it does. A name that begins with `~` gets another `~`.
+With `~latest` the server has not answered yet, and reading starts at its newest entry when it does. A name that begins
+with `~` gets another `~`.
 
 Beside the servers, `~of` names what was read (kind, channel, filter). An offset is rejected for anything else. `~v` is
-the version. Offsets of version 1 have no `~v`, names of channels in base64url, complete ids, and the entries that they
-do not cover under `~behind`, for each stream or in one number; some have no `~of`. They are still read.
+the version. Offsets of version 1 have no `~v`, names of channels in base64url, complete ids, the entries that they do
+not cover under `~behind` (for each stream, or in one number), and those dropped before under `~began`; some have no
+`~of`. They are still read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shoal.errors import ConfigError
 
@@ -55,7 +56,9 @@ NAMES_SHOWN_MAX: Final = 5
 """Number of existing names that an error lists."""
 
 _WHOLE: Final = r"(\d{1,20})"
-_POSITION: Final = re.compile(rf"(?:{_WHOLE}-{_WHOLE}|{_WHOLE}(?:\.{_WHOLE})?)(?:/{_WHOLE})?(?:\+{_WHOLE})?")
+_POSITION: Final = re.compile(
+    rf"(?:{_WHOLE}-{_WHOLE}|{_WHOLE}(?:\.{_WHOLE})?)(?:/{_WHOLE})?(?:\+{_WHOLE})?(?:\^{_WHOLE})?"
+)
 
 
 @total_ordering
@@ -105,27 +108,35 @@ class Position:
         return end.id < self.id or (self.count is not None and end.count is not None and end.count < self.count)
 
 
-def _write_position(at: Position, unread: int, last_ms: int | None) -> str:
-    """A position, and the number of entries after it. A short id counts back from `last_ms`; None: complete ids."""
-    if last_ms is None or at.id == START:
-        id = str(at.id)
-    else:
-        id = f"{last_ms - at.id.ms}" + (f".{at.id.sequence}" if at.id.sequence else "")
-    return id + ("" if at.count is None else f"/{at.count}") + (f"+{unread}" if unread else "")
+class _StreamOffset(NamedTuple):
+    """What an offset has for one stream, in one string."""
 
+    at: Position
+    unread: int
+    began: int | None
 
-def _read_position(text: object, last_ms: int | None) -> tuple[Position, int]:
-    """The reverse of `_write_position`; ConfigError if the text is not a position."""
-    match = _POSITION.fullmatch(text) if isinstance(text, str) else None
-    if match is None or (last_ms is None and match[3] is not None):
-        raise ConfigError(f"{text!r} is not a position in a stream", do="write it as 1763240000000-0")
-    numbers = [None if word is None else int(word) for word in match.groups()]
-    ms, sequence, back_ms, short_sequence, count, unread = numbers
-    if last_ms is not None and back_ms is not None:
-        ms, sequence = last_ms - back_ms, short_sequence or 0
-    assert ms is not None
-    assert sequence is not None
-    return Position(EntryId(ms, sequence), count), unread or 0
+    def write(self, last_ms: int | None) -> str:
+        """As text. A short id counts back from `last_ms`; None: the id is complete."""
+        id, count = self.at.id, self.at.count
+        if last_ms is None or id == START:
+            text = str(id)
+        else:
+            text = f"{last_ms - id.ms}" + (f".{id.sequence}" if id.sequence else "")
+        text += "" if count is None else f"/{count}"
+        text += f"+{self.unread}" if self.unread else ""
+        return text + ("" if self.began is None else f"^{self.began}")
+
+    @classmethod
+    def read(cls, text: object, last_ms: int | None) -> _StreamOffset:
+        """The reverse of `write`; ConfigError if the text is not a position."""
+        match = _POSITION.fullmatch(text) if isinstance(text, str) else None
+        if match is None or (last_ms is None and match[3] is not None):
+            raise ConfigError(f"{text!r} is not a position in a stream", do="write it as 1763240000000-0")
+        numbers = [None if word is None else int(word) for word in match.groups()]
+        ms, sequence, back_ms, short_sequence, count, unread, began = numbers
+        if last_ms is not None and back_ms is not None:
+            ms, sequence = last_ms - back_ms, short_sequence
+        return cls(Position(EntryId(ms or 0, sequence or 0), count), unread or 0, began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +160,17 @@ class ServerOffset:
     def to_json(self) -> dict[str, Any]:
         """The form that Spark stores."""
         last_ms = max(at.id.ms for at in self.streams.values()) if len(self.streams) > 1 else None
-        found: dict[str, Any] = {
-            _key(name): _write_position(self.streams[name], self.unread.get(name, 0), last_ms)
-            for name in sorted(self.streams)
-        }
+        found: dict[str, Any] = {}
+        for name in sorted(self.streams):
+            stream = _StreamOffset(self.streams[name], self.unread.get(name, 0), self.began.get(name))
+            found[_key(name)] = stream.write(last_ms)
         if last_ms is not None:
             found[AT] = last_ms
         found[AHEAD] = self.ahead_ms
-        if self.began:
-            found[BEGAN] = {name: self.began[name] for name in sorted(self.began)}
-        others = {name: count for name, count in sorted(self.unread.items()) if name not in self.streams}
-        if others:
-            found[BEHIND] = others
+        for key, counts in ((BEGAN, self.began), (BEHIND, self.unread)):
+            others = {name: counts[name] for name in sorted(counts) if name not in self.streams}
+            if others:
+                found[key] = others
         if self.at_latest:
             found[AT_LATEST] = True
         return found
@@ -173,14 +183,17 @@ class ServerOffset:
                 f"{found!r} is not the offset of a server", do='write it as {"telemetry": "1763240000000-0"}'
             )
         last_ms = None if AT not in found else _whole(AT, found[AT])
-        positions = {name: _read_position(text, last_ms) for key, text in found.items() if (name := _name(key))}
+        streams = {
+            name: _StreamOffset.read(text, last_ms) for key, text in found.items() if (name := _name(key)) is not None
+        }
         behind = found.get(BEHIND, {})
-        unread = {name: unread for name, (_, unread) in positions.items() if unread}
+        unread = {name: stream.unread for name, stream in streams.items() if stream.unread}
+        began = {name: stream.began for name, stream in streams.items() if stream.began is not None}
         return cls(
-            {name: at for name, (at, _) in positions.items()},
+            {name: stream.at for name, stream in streams.items()},
             _whole(AHEAD, found.get(AHEAD, 0)),
             unread | _counts(BEHIND, {ANY: behind} if isinstance(behind, int) else behind),
-            _counts(BEGAN, found.get(BEGAN, {})),
+            began | _counts(BEGAN, found.get(BEGAN, {})),
             found.get(AT_LATEST) is True,
         )
 
