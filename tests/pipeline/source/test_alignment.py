@@ -16,7 +16,7 @@ from tests.support.redis_server import RedisServer
 from shoal.errors import ConnectError
 from shoal.pipeline.source.cluster_address import ClusterAddress
 from shoal.pipeline.source.offset_planner import OffsetPlanner
-from shoal.pipeline.source.offsets import ServerOffset
+from shoal.pipeline.source.offsets import ServerOffset, read_offset
 from shoal.pipeline.source.options import SourceOptions
 from shoal.pipeline.source.streams import ServerStreams
 
@@ -116,6 +116,19 @@ def test_entries_without_usable_numbers_are_counted_by_their_ids(one: RedisServe
     planner = OffsetPlanner(asked)
     found = batches(planner, asked, 500)
     check_aligned(found, 3_301, 500)
+
+
+def test_an_offset_without_counts_gets_them_back_at_the_end_of_a_stream(one: RedisServer) -> None:
+    write_record(one, b"orders", every(1, 0, 500))
+    asked = options(one, kind="channel")
+    planner = OffsetPlanner(asked)
+    start = read_offset({"s1": {"orders": f"{START_MS + 489}-0"}})
+    end = planner.next(start, 100)
+    assert table_of(planner.parts(start, end), asked.kind).num_rows == 10
+    assert end["s1"].streams["orders"].count == 500
+    start = read_offset({"s1": {"orders": f"{START_MS + 99}-0"}})
+    end = planner.next(start, 100)
+    assert 90 <= table_of(planner.parts(start, end), asked.kind).num_rows <= 100
 
 
 def test_what_is_recorded_while_servers_are_asked_waits_for_the_next_batch(

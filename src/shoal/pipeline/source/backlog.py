@@ -42,7 +42,7 @@ class Backlog:
 
     @property
     def count(self) -> int:
-        """Upper bound for the number of unread entries; exact if the server counts entries."""
+        """Upper bound for the number of unread entries."""
         info = self.info
         return 0 if info.last == self.base.id else info.length - (self._read or 0)
 
@@ -67,9 +67,14 @@ class Backlog:
         return min(max(0, self.base.count - (self.info.added - self.info.length)), self.info.length)
 
     @property
+    def is_counted(self) -> bool:
+        """Whether `count` is exact."""
+        return self._read is not None
+
+    @property
     def is_numbered(self) -> bool:
         """Whether the number of an entry tells how many unread ones come before it."""
-        return self.info.last_number is not None and self._read is not None
+        return self.info.last_number is not None and self.is_counted
 
     @property
     def end(self) -> End:
@@ -144,7 +149,7 @@ class BacklogProbe:
         found: dict[str, End] = {}
         asked: list[Backlog] = []
         for backlog in backlogs:
-            if backlog.to_ms <= until_ms:
+            if backlog.to_ms <= until_ms and (backlog.is_counted or not listed_max):
                 found[backlog.name] = backlog.end
             elif backlog.from_ms > until_ms or not backlog.count:
                 found[backlog.name] = backlog.begin
@@ -185,6 +190,8 @@ class BacklogProbe:
         if backlog.name not in self._listings:
             self._listings[backlog.name] = self._list(backlog, listed_max, backlog.info.last)
         listing = self._listings[backlog.name]
+        if backlog.to_ms <= until_ms and len(listing.ids) < listed_max:
+            return End(backlog.info.end, len(listing.ids))
         return _end_of(backlog, listing, bisect_right(listing.ids, backlog.last_id(until_ms)))
 
     def _list(self, backlog: Backlog, count_max: int, last: EntryId) -> _Listing:
