@@ -13,6 +13,7 @@ time_cut.py         the time at which a batch of limited size ends
 parts.py            what one task reads
 conditions.py       conditions of a query on its rows
 pruning.py          leaves out what conditions exclude
+lag.py              how far a query is behind
 columns.py          column types of readers and writers
 writer.py           publishes rows as messages
 """

@@ -118,13 +118,17 @@ class OffsetPlanner:
         if until is not None:
             ends |= {each.name: _bounded(each, ends[each.name], until) for each in backlogs if each.name in ends}
         found = {**start, **self._servers_left(start, views), **self._streams_gone(start, views)}
+        reached: dict[str, ServerOffset] = {}
         for server, view in views.items():
-            if self._cluster.silent(server):
-                continue
-            of_server = [backlog for backlog in backlogs if backlog.server == server]
-            moved = _moved(start.get(server, NOTHING), of_server, ends, view.ahead_ms)
-            if moved is not None:
-                found[server] = moved
+            if not self._cluster.silent(server):
+                of_server = [backlog for backlog in backlogs if backlog.server == server]
+                reached[server] = _reached(start.get(server, NOTHING), of_server, ends, view.ahead_ms)
+        moved = {server for server, offset in reached.items() if _has_moved(start.get(server, NOTHING), offset)}
+        found |= {server: reached[server] for server in moved}
+        for server in reached.keys() - moved if moved else ():  # unread entries alone make no batch
+            before = start.get(server, NOTHING)
+            if reached[server].unread != before.unread:
+                found[server] = replace(before, unread=reached[server].unread)
         return found
 
     def parts(self, start: Offset, end: Offset) -> list[Part]:
@@ -262,7 +266,7 @@ class OffsetPlanner:
         found = {}
         for server, view in views.items():
             before = start.get(server, NOTHING)
-            gone = sorted(before.streams.keys() - view.keys.keys())
+            gone = sorted((before.streams.keys() | before.unread.keys()) - {ANY} - view.keys.keys())
             unread = {name: count for name, count in before.unread.items() if gone and name in (*gone, ANY)}
             if unread:
                 names = ", ".join(name for name in gone if ANY in unread or name in unread)
@@ -376,10 +380,10 @@ def _bounded(backlog: Backlog, end: Position, until: Offset) -> Position:
     return bound if bound.id > backlog.base.id else backlog.base
 
 
-def _moved(
+def _reached(
     before: ServerOffset, backlogs: Sequence[Backlog], ends: Mapping[str, Position], ahead_ms: int
-) -> ServerOffset | None:
-    """The next offset of a server; None if it does not change."""
+) -> ServerOffset:
+    """The next offset of a server."""
     streams, began = dict(before.streams), {}
     for backlog in backlogs:
         end = ends[backlog.name]
@@ -388,10 +392,13 @@ def _moved(
         if backlog.at is None and backlog.base.count is not None and end.id != backlog.base.id:
             began[backlog.stream] = backlog.base.count
         streams[backlog.stream] = end
-    if streams == dict(before.streams) and not before.at_latest:
-        return None
     unread = {each.stream: count for each in backlogs if (count := _unread(ends[each.name], each.info))}
     return ServerOffset(streams, ahead_ms, unread, began)
+
+
+def _has_moved(before: ServerOffset, after: ServerOffset) -> bool:
+    """Whether there is something to read between two offsets of a server."""
+    return dict(after.streams) != dict(before.streams) or before.at_latest
 
 
 def _unread(end: Position, info: StreamInfo) -> int:
