@@ -272,6 +272,7 @@ EXCEPTIONS: Final = {
     ("shoal.redis.options", "redis"): "reads the options of redis-py's client",
     ("shoal.redis.pubsub", "redis"): "raises the exceptions of redis-py",
     ("shoal.lab.bench.client_redis_py", "redis"): "a contender",
+    ("shoal.lab.bench.pipeline_source", "redis"): "a contender",
     ("shoal.lab.bench.client_raw", ".create_connection"): "a contender: the least that a client must do",
     ("shoal.lab.bench.flood", ".create_connection"): "a load that must cost less than what it measures",
     ("shoal.lab.soak.plain_clients", "redis"): "clients without Shoal, in soak runs",

@@ -14,7 +14,6 @@ from shoal.errors import ConfigError
 from shoal.history.table import SCHEMA
 from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.source.kinds import ChannelKind
-from shoal.pipeline.source.offsets import EntryId
 from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
 from shoal.wire.record_entry import RecordedGap, message_fields
 
@@ -34,13 +33,12 @@ def test_a_filter_is_taken_before_rows_leave_the_worker() -> None:
     for number in range(1, 11):
         body = encode_attributes({"volume": number}, DEFAULT_LIMITS)
         blob = HEADER.pack(MAGIC, ATTRIBUTES, 1, stream_id(BOB, 1), number, 1000) + body + b"x"
-        fields = message_fields(number, blob)
-        entries.append((EntryId(number, 0), dict(zip(fields[::2], fields[1::2], strict=True))))
-    batch = kind.rows("s1", "b3JkZXJzLmV1", entries, [0.0] * 10)
+        entries.append((b"%d-0" % number, message_fields(number, blob)))
+    batch = kind.rows("s1", "orders.eu", entries, 0)
     assert batch.schema.equals(SCHEMA, check_metadata=False)
     assert batch["sequence"].to_pylist() == [6, 7, 8, 9, 10]
     assert set(batch["channel"].to_pylist()) == {"orders.eu"}
-    assert kind.rows("s1", "b3JkZXJzLmV1", entries[:2], [0.0] * 2).num_rows == 0
+    assert kind.rows("s1", "orders.eu", entries[:2], 0).num_rows == 0
 
 
 def test_an_empty_channel_is_refused() -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
 
-PARTS: Final = ("load", "archive", "match")
+PARTS: Final = ("source", "load", "archive", "match")
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
@@ -31,18 +31,22 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         "--live-seconds", type=positive_int, metavar="S", help="load: seconds of live input (default 20)"
     )
     parser.add_argument(
-        "--messages", type=positive_int, metavar="N", help="archive: messages per channel (default 100,000)"
+        "--messages",
+        type=positive_int,
+        metavar="N",
+        help="archive: messages per channel (default 100,000); source: messages (default 200,000)",
     )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the jobs."""
-    from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
+    from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match, pipeline_source
 
     defaults = pipeline.PipelineOptions()
     options = pipeline.PipelineOptions(
         parts=tuple(args.only or PARTS),
         rounds=args.rounds or defaults.rounds,
+        source=pipeline_source.SourceBenchOptions(messages=args.messages or defaults.source.messages),
         load=pipeline_load.LoadOptions(live_s=args.live_seconds or defaults.load.live_s),
         archive=pipeline_archive.ArchiveOptions(messages=args.messages or defaults.archive.messages),
         match=pipeline_match.BulkMatchOptions(
@@ -56,6 +60,7 @@ _COLUMNS: Final = {
     "rows_per_s": "rows/s",
     "rows_per_s_min": "least",
     "rows_per_s_max": "most",
+    "rows_per_cpu_s": "rows/CPU s",
     "batch_ms_p50": "batch p50 ms",
     "seconds": "s",
 }

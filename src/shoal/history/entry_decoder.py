@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from itertools import chain
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.lib.stride_tricks import sliding_window_view
 
 from shoal.errors import ProtocolError
 from shoal.history.table import EPOCH_MASK, SCHEMA, gap_columns
@@ -33,7 +36,9 @@ from shoal.wire.record_entry import (
 )
 
 Entries = Sequence[tuple[str, Any]]
-"""Ids and fields of entries, as a server returns them."""
+"""Ids and fields of entries: names and values of fields in turn."""
+RawEntries = Sequence[tuple[bytes | str, Any]]
+"""The same, as a server returns them."""
 
 TIME_US_MAX: Final = int(dt.datetime(9999, 12, 31, tzinfo=dt.UTC).timestamp() * 1_000_000)
 """Later times are clamped to this one; Python's datetime ends with the year 9999."""
@@ -52,6 +57,8 @@ _HEADER: Final = np.dtype(
 )
 assert _HEADER.itemsize == HEADER_BYTES
 
+_BLOB_BYTES_MAX: Final = 1 << 30
+"""More than an entry can have. Arrow 26 fails to slice many values without an end."""
 _PUBLISHED_AT: Final = SCHEMA.get_field_index("published_at") - SCHEMA.get_field_index("publisher")
 _CORRUPT: Final = "an entry of the record cannot be read"
 _json: Final = msgspec.json.Encoder()
@@ -62,108 +69,71 @@ def recorded_ms(entry: str) -> int:
     return min(int(entry.partition("-")[0]), TIME_US_MAX // 1000)
 
 
-def decode_entries(channel: str, server: str, entries: Entries, after: int | None = None) -> pa.RecordBatch:
+def decode_entries(channel: str, server: str, entries: RawEntries, after: int | None = None) -> pa.RecordBatch:
     """One row for each message, stream end and gap among the entries. A corrupt entry becomes a gap.
 
     `after` is the number of the entry that was read before this page. If entries between it and the first one here are
     missing, a gap row says so. None: the number is not known, and no such gap is reported.
     """
-    columns = _message_columns(entries, after)
-    if columns is not None:
-        return _message_batch(channel, server, columns)
-    return decode_one_by_one(channel, server, entries, after)
+    batch = _decode_messages(channel, server, entries, after)
+    return decode_one_by_one(channel, server, entries, after) if batch is None else batch
 
 
 # -- pages that hold only messages
 
 
-class _MessageColumns(NamedTuple):
-    """Messages of one page, one at each index of all columns."""
-
-    entries: list[str]
-    numbers: npt.NDArray[np.int64]
-    recorded_ms: npt.NDArray[np.int64]
-    streams: npt.NDArray[np.uint64]
-    sequences: npt.NDArray[np.uint64]
-    times_us: npt.NDArray[np.uint64]
-    payloads: list[bytes]
-    attributes: list[str | None]
-
-
-def _message_columns(entries: Entries, after: int | None) -> _MessageColumns | None:
+def _decode_messages(channel: str, server: str, entries: RawEntries, after: int | None) -> pa.RecordBatch | None:
     """The messages of a page. Stream positions are skipped; None if the page holds anything else."""
+    fields = [flat for _, flat in entries]
+    if set(map(len, fields)) != {4}:
+        return None
+    words = list(chain.from_iterable(fields))
+    kinds = words[2::4]
+    messages = kinds.count(MESSAGE_FIELD)
+    if words[0::4].count(NUMBER_FIELD) < len(fields) or messages + kinds.count(STREAMS_FIELD) < len(fields):
+        return None
     try:
-        fields = [
-            (flat[2], flat[3], int(flat[1])) if flat[0] == NUMBER_FIELD and len(flat) == 4 else None
-            for flat in (part if type(part) is list else _flat(part) for _, part in entries)
-        ]
-    except (TypeError, ValueError, IndexError):
+        numbers = np.array(list(map(int, words[1::4])), np.int64)
+    except (ValueError, OverflowError):
         return None
-    if not fields or not all(field is not None and 0 <= field[2] <= NUMBER_MAX for field in fields):
+    if numbers[0] < 0 or (np.diff(numbers) != 1).any() or (after is not None and numbers[0] != after + 1):
         return None
-    all_numbers = np.array([field[2] for field in fields if field is not None], np.int64)
-    if (np.diff(all_numbers) != 1).any() or (after is not None and all_numbers[0] != after + 1):
-        return None
-    chosen = [row for row, field in enumerate(fields) if field is not None and field[0] == MESSAGE_FIELD]
-    if any(field is not None and field[0] not in (MESSAGE_FIELD, STREAMS_FIELD) for field in fields):
-        return None
-    blobs = [field[1] for field in fields if field is not None and field[0] == MESSAGE_FIELD]
-    headers = np.frombuffer(b"".join([blob[:HEADER_BYTES] for blob in blobs]), _HEADER) if _fit(blobs) else None
+    ids, blobs = [id for id, _ in entries], words[3::4]
+    if messages < len(fields):
+        chosen = [row for row, kind in enumerate(kinds) if kind == MESSAGE_FIELD]
+        ids, blobs, numbers = [ids[row] for row in chosen], [blobs[row] for row in chosen], numbers[chosen]
+    return _message_batch(channel, server, ids, numbers, blobs)
+
+
+def _message_batch(
+    channel: str, server: str, ids: list[bytes | str], numbers: npt.NDArray[np.int64], blobs: list[bytes]
+) -> pa.RecordBatch | None:
+    """The rows of some messages, from their ids, numbers and envelopes; None if one is not a message."""
+    envelopes, rows = pa.array(blobs, pa.binary()), len(blobs)
+    headers = _read_headers(envelopes)
     if headers is None or not _are_messages(headers):
         return None
-    attributes: list[str | None] = [None] * len(blobs)
-    payloads = [blob[HEADER_BYTES:] for blob in blobs]
-    try:
-        for row in np.flatnonzero(headers["flags"] & ATTRIBUTES):
-            decoded, payloads[row] = split_finite(blobs[row], HEADER_BYTES)
-            attributes[row] = _json.encode(decoded).decode()
-    except ProtocolError:
-        return None
-    ids = [entries[row][0] for row in chosen]
-    return _MessageColumns(
-        ids,
-        all_numbers[chosen],
-        np.array([recorded_ms(entry) for entry in ids], np.int64),
-        headers["stream"],
-        headers["sequence"],
-        headers["time_us"],
-        payloads,
-        attributes,
-    )
-
-
-def _flat(fields: dict[bytes, bytes]) -> list[bytes]:
-    return [word for pair in fields.items() for word in pair]
-
-
-def _fit(blobs: list[bytes]) -> bool:
-    return all(len(blob) >= HEADER_BYTES for blob in blobs)
-
-
-def _are_messages(headers: npt.NDArray[Any]) -> bool:
-    flags = headers["flags"]
-    wrong = (headers["magic"] != MAGIC) | ((flags & (UNKNOWN_FLAGS | BEACON | FOREIGN)) != 0)
-    wrong |= headers["extension"] != 0
-    wrong |= (headers["stream"] == 0) | (headers["sequence"] == 0) | (headers["sequence"] >> np.uint64(63) != 0)
-    return not wrong.any()
-
-
-def _message_batch(channel: str, server: str, messages: _MessageColumns) -> pa.RecordBatch:
-    rows = len(messages.entries)
-    at_us = messages.recorded_ms * 1000
-    times_us = np.where(messages.times_us == 0, at_us, np.minimum(messages.times_us, TIME_US_MAX).astype(np.int64))
+    payloads, attributes = pc.binary_slice(envelopes, HEADER_BYTES, _BLOB_BYTES_MAX), pa.nulls(rows, pa.string())
+    if (headers["flags"] & ATTRIBUTES).any():
+        try:
+            payloads, attributes = _split(blobs, headers["flags"])
+        except ProtocolError:
+            return None
+    entries = pa.array(ids, pa.string())
+    at_us = _recorded_ms(entries) * 1000
+    times_us = headers["time_us"]
     columns: dict[str, Any] = {
-        "channel": [channel] * rows,
-        "server": [server] * rows,
-        "entry": messages.entries,
-        "number": messages.numbers,
+        "channel": pa.repeat(channel, rows),
+        "server": pa.repeat(server, rows),
+        "entry": entries,
+        "number": numbers,
         "recorded_at": at_us,
-        "publisher": (messages.streams >> np.uint64(EPOCH_BITS)).astype(np.int64),
-        "epoch": (messages.streams & np.uint64(EPOCH_MASK)).astype(np.int32),
-        "sequence": messages.sequences.astype(np.int64),
-        "published_at": times_us,
-        "payload": messages.payloads,
-        "attributes": messages.attributes,
+        "publisher": (headers["stream"] >> np.uint64(EPOCH_BITS)).astype(np.int64),
+        "epoch": (headers["stream"] & np.uint64(EPOCH_MASK)).astype(np.int32),
+        "sequence": headers["sequence"].astype(np.int64),
+        "published_at": np.where(times_us == 0, at_us, np.minimum(times_us, TIME_US_MAX).astype(np.int64)),
+        "payload": payloads,
+        "attributes": attributes,
         "is_gap": np.zeros(rows, np.bool_),
         "is_end": np.zeros(rows, np.bool_),
     }
@@ -174,14 +144,52 @@ def _message_batch(channel: str, server: str, messages: _MessageColumns) -> pa.R
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 
+def _read_headers(envelopes: pa.BinaryArray) -> npt.NDArray[Any] | None:
+    """The headers of envelopes; None if one is too short."""
+    if not len(envelopes):
+        return np.empty(0, _HEADER)
+    _, offsets, data = envelopes.buffers()
+    begins = np.frombuffer(offsets, np.int32, len(envelopes) + 1)
+    if (np.diff(begins) < HEADER_BYTES).any():
+        return None
+    windows = sliding_window_view(np.frombuffer(data, np.uint8), HEADER_BYTES)
+    return windows[begins[:-1]].view(_HEADER)[:, 0]
+
+
+def _split(blobs: list[bytes], flags: npt.NDArray[np.uint8]) -> tuple[pa.Array, pa.Array]:
+    """Payloads, and attributes as JSON, of envelopes of which some have attributes."""
+    payloads = [blob[HEADER_BYTES:] for blob in blobs]
+    attributes: list[bytes | None] = [None] * len(blobs)
+    for row in np.flatnonzero(flags & ATTRIBUTES).tolist():
+        decoded, payloads[row] = split_finite(blobs[row], HEADER_BYTES)
+        attributes[row] = _json.encode(decoded)
+    return pa.array(payloads, pa.binary()), pa.array(attributes, pa.string())
+
+
+def _recorded_ms(entries: pa.StringArray) -> npt.NDArray[np.int64]:
+    """`recorded_ms` of a column of ids."""
+    milliseconds = pc.list_element(pc.split_pattern(entries, "-", max_splits=1), 0).cast(pa.uint64())
+    found: npt.NDArray[np.int64] = np.minimum(milliseconds.to_numpy(), TIME_US_MAX // 1000).astype(np.int64)
+    return found
+
+
+def _are_messages(headers: npt.NDArray[Any]) -> bool:
+    flags = headers["flags"]
+    wrong = (headers["magic"] != MAGIC) | ((flags & (UNKNOWN_FLAGS | BEACON | FOREIGN)) != 0)
+    wrong |= headers["extension"] != 0
+    wrong |= (headers["stream"] == 0) | (headers["sequence"] == 0) | (headers["sequence"] >> np.uint64(63) != 0)
+    return not wrong.any()
+
+
 # -- pages that hold anything
 
 
-def decode_one_by_one(channel: str, server: str, entries: Entries, after: int | None) -> pa.RecordBatch:
+def decode_one_by_one(channel: str, server: str, entries: RawEntries, after: int | None) -> pa.RecordBatch:
     """The same as `decode_entries`, always entry by entry."""
     rows: list[tuple[Any, ...]] = []
     expected = None if after is None else after + 1
-    for entry, fields in entries:
+    for id, fields in entries:
+        entry = id.decode() if isinstance(id, bytes) else id
         at_us = recorded_ms(entry) * 1000
         try:
             number, content = read_entry(fields)

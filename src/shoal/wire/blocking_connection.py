@@ -7,11 +7,12 @@ an event loop uses that directly.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 from shoal.wire.dial import Dial
 
@@ -80,8 +81,12 @@ class BlockingConnection:
 
     def ask(self, *args: bytes | str | int) -> Any:
         """Run one command and return the reply; raises `hiredis.ReplyError` if the server refuses it."""
-        (reply,) = _off_loop(self._run, self._connection.ask(args))
+        (reply,) = self.ask_all([args])
         return reply
+
+    def ask_all(self, requests: Iterable[Request]) -> list[Any]:
+        """Send commands together and return their replies; raises the first `hiredis.ReplyError` among them."""
+        return _off_loop(self._run, self._connection.ask(*requests))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine. `Runner.run` would install a signal handler, which costs as much as a small request."""

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from shoal import cli
-from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match
+from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match, pipeline_source
 from shoal.pipeline.session import SessionOptions
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.usefixtures("spark")
 def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> None:
     options = pipeline.PipelineOptions(
         rounds=1,
+        source=pipeline_source.SourceBenchOptions(messages=100),
         load=pipeline_load.LoadOptions(channels=20, seconds=10, batch_rows=300, live_s=2.0),
         archive=pipeline_archive.ArchiveOptions(messages=50),
         match=pipeline_match.BulkMatchOptions(events=2_000, filters=100),
@@ -25,6 +26,9 @@ def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> N
     rows = {row["contender"]: row for row in facts["rows"]}
     assert list(rows) == [
         pipeline.START,
+        pipeline_source.SOURCE,
+        pipeline_source.XRANGE,
+        pipeline_source.PARQUET,
         pipeline_load.BACKLOG,
         pipeline_load.LIVE,
         pipeline_archive.ON_SPARK,
@@ -35,6 +39,7 @@ def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> N
     assert all(row["rows_per_s"] > 0 for name, row in rows.items() if name != pipeline.START)
     assert rows[pipeline_load.BACKLOG]["batch_ms_p50"] > 0
     for name, ours, other in (
+        ("source_vs_xrange", pipeline_source.SOURCE, pipeline_source.XRANGE),
         ("match_on_spark_vs_one_core", pipeline_match.ON_SPARK, pipeline_match.ONE_CORE),
         ("archive_on_spark_vs_one_core", pipeline_archive.ON_SPARK, pipeline_archive.ONE_CORE),
     ):

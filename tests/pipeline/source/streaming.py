@@ -16,8 +16,10 @@ from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset
 from shoal.pipeline.source.options import SourceOptions, read_options
 from shoal.wire.blocking_connection import BlockingConnection
+from shoal.wire.commands import Request
 from shoal.wire.dial import tcp
-from shoal.wire.envelope import TELEMETRY_KEY
+from shoal.wire.envelope import HEADER, MAGIC, TELEMETRY_KEY, stream_id
+from shoal.wire.record_entry import INDEX_KEY, message_fields, record_key
 
 BASE_S = 1_763_240_000
 """The first second of made-up telemetry."""
@@ -99,3 +101,17 @@ def seconds_of(
     """What is between two offsets: host and second of each record."""
     table = table_of(planning.parts(start, end), asked.kind)
     return sorted(zip(table["host"].to_pylist(), table["second"].to_pylist(), strict=True))
+
+
+def write_record(server: RedisServer, channel: bytes, times_ms: Iterable[int]) -> None:
+    """Appends messages to the record of a channel, recorded and published at these times, as its agent does."""
+    with BlockingConnection(server.host, server.port, None, None, dial=tcp) as asking:
+        asking.ask("SADD", INDEX_KEY, channel)
+        key = record_key(channel)
+        written = int(str(asking.ask("XLEN", key)))
+        requests: list[Request] = []
+        for number, ms in enumerate(times_ms, start=written + 1):
+            blob = HEADER.pack(MAGIC, 0, 1, stream_id(1, 1), number, ms * 1000) + b"m%d" % number
+            requests.append((b"XADD", key, f"{ms}-*", *message_fields(number, blob)))
+        for first in range(0, len(requests), 1_000):
+            asking.ask_all(requests[first : first + 1_000])

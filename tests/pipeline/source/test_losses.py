@@ -7,7 +7,19 @@ from dataclasses import replace
 from typing import cast
 
 import pytest
-from tests.pipeline.source.streaming import BASE_S, Stream, empty, entry, one, options, quick, seconds_of, table_of, two
+from tests.pipeline.source.streaming import (
+    BASE_S,
+    Stream,
+    empty,
+    entry,
+    one,
+    options,
+    quick,
+    seconds_of,
+    table_of,
+    two,
+    write_record,
+)
 from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
@@ -97,15 +109,15 @@ def test_a_record_that_its_server_does_not_know_any_more_is_told(
     behind = read_offset(write_offset(OffsetPlanner(asked).next({}, 4)))
     covered = OffsetPlanner(asked).next(behind)
     Stream(one).clear()
-    with pytest.raises(TrimmedError, match=r"b3JkZXJz of s1 no longer exist.* at least 7 entries were not read"):
+    with pytest.raises(TrimmedError, match=r"orders of s1 no longer exist.* at least 7 entries were not read"):
         OffsetPlanner(asked).next(behind)
     lenient = OffsetPlanner(options(one, kind="channel", failOnDataLoss="false"))
     after = lenient.next(behind)
     assert lenient.next(after) == after
     assert caplog.text.count("entries are lost") == 1
-    old = {"s1": {**write_offset(behind)["s1"], "~behind": 7}}
+    old = {"s1": {"b3JkZXJz": str(behind["s1"].streams["orders"]), "~ahead_ms": 0, "~behind": 7}}
     with pytest.raises(TrimmedError, match="at least 7 entries"):  # an older offset, without numbers by stream
-        OffsetPlanner(asked).next(read_offset(old))
+        OffsetPlanner(asked).next(read_offset(old, asked.kind.asked, asked.kind.new_name))
     caplog.clear()
     planning = OffsetPlanner(asked)
     assert planning.next(covered) == covered
@@ -243,6 +255,19 @@ def test_a_server_that_left_with_entries_unread_is_told(
     assert caplog.text.count("entries are lost") == 1
     with pytest.raises(TrimmedError, match="s2 has left the ring; 4 entries that this batch planned to read are lost"):
         OffsetPlanner(options(one)).parts({}, start)
+
+
+def test_a_server_that_left_before_its_turn_in_time_is_told(one: RedisServer, two: RedisServer) -> None:
+    write_record(one, b"early", range(BASE_S * 1000, BASE_S * 1000 + 100))
+    write_record(two, b"late", range(BASE_S * 1000 + 100, BASE_S * 1000 + 107))
+    asked = options(one, two, kind="channel")
+    start = read_offset(write_offset(OffsetPlanner(asked).next({}, 50)))
+    assert not start["s2"].streams
+    with pytest.raises(TrimmedError, match="s2 has left the ring and does not answer: at least 7 entries"):
+        OffsetPlanner(options(one, kind="channel")).next(start)
+    Stream(two).clear()
+    with pytest.raises(TrimmedError, match=r"the streams late of s2 no longer exist.* at least 7 entries"):
+        OffsetPlanner(asked).next(start)
 
 
 def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer, two: RedisServer) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ConfigError
+from shoal.pipeline.source.kinds import ChannelKind
 from shoal.pipeline.source.offsets import (
     MISSING,
     START,
@@ -18,7 +19,6 @@ from shoal.pipeline.source.offsets import (
     StreamInfo,
     loss,
     read_offset,
-    shares,
     slices,
     write_offset,
 )
@@ -28,7 +28,7 @@ OLDEST = Position(START, 0)
 
 ids = st.builds(EntryId, st.integers(1, 10**13), st.integers(0, 2**64 - 1))
 positions = st.builds(Position, ids, st.none() | st.integers(0, 10**9))
-names = st.text(min_size=1).filter(lambda name: not name.startswith("~"))
+names = st.text(min_size=1) | st.sampled_from(["~", "~ms", "~~ahead_ms"])
 server_offsets = st.builds(
     ServerOffset,
     st.dictionaries(names, positions, max_size=3),
@@ -39,7 +39,7 @@ server_offsets = st.builds(
 )
 
 
-@given(st.dictionaries(st.text(), server_offsets, max_size=3))
+@given(st.dictionaries(st.text().filter(lambda name: not name.startswith("~")), server_offsets, max_size=3))
 def test_an_offset_comes_back_from_json_as_it_was(offset: dict[str, ServerOffset]) -> None:
     assert read_offset(json.loads(json.dumps(write_offset(offset)))) == offset
     of = {"kind": "channel", "channel": "orders.*"}
@@ -56,6 +56,31 @@ def test_offsets_from_before_are_read() -> None:
     found = read_offset({"s1": {"telemetry": "5-0/7", "~ahead_ms": 3, "~behind": 9}}, {"kind": "telemetry"})
     assert found == {"s1": ServerOffset({"telemetry": Position(EntryId(5, 0), 7)}, 3, {"": 9})}
     assert found["s1"].behind == 9
+    kind = ChannelKind({"channel": "orders"})
+    old = {"s1": {"b3JkZXJz": "5-0/7", "~ahead_ms": 3, "~behind": {"b3JkZXJz": 2}, "~began": {"b3JkZXJz": 1}}}
+    found = read_offset(old, kind.asked, kind.new_name)
+    assert found == {"s1": ServerOffset({"orders": Position(EntryId(5, 0), 7)}, 3, {"orders": 2}, {"orders": 1})}
+
+
+def test_names_are_readable_and_a_user_writes_them_as_they_are() -> None:
+    kind = ChannelKind({})
+    given = read_offset({"s1": {"b3JkZXJz": "5-0", "caf\u00e9": "6-0"}}, kind.asked, kind.new_name)
+    assert given == {"s1": ServerOffset({"b3JkZXJz": Position(EntryId(5, 0)), "caf\u00e9": Position(EntryId(6, 0))})}
+    assert write_offset(given)["s1"] == {"b3JkZXJz": "1", "caf\u00e9": "0", "~ms": 6, "~ahead_ms": 0}
+
+
+def test_a_newer_offset_is_refused() -> None:
+    with pytest.raises(ConfigError, match="version 3"):
+        read_offset({"~v": 3})
+
+
+def test_offsets_of_many_channels_are_compact() -> None:
+    streams = {f"orders.{n:04}": Position(EntryId(1_763_240_000_000 + n, n % 3), 3_600 + n) for n in range(2_000)}
+    behind = ServerOffset(streams, unread=dict.fromkeys(streams, 17))
+    assert len(json.dumps(write_offset({"s1": ServerOffset(streams)}))) < 31 * 2_000
+    assert len(json.dumps(write_offset({"s1": behind}))) < 34 * 2_000
+    first = ServerOffset(streams, unread=dict.fromkeys(streams, 17), began=dict.fromkeys(streams, 0))
+    assert len(json.dumps(write_offset({"s1": first}))) < 36 * 2_000
 
 
 @pytest.mark.parametrize("key", ["~ahead_ms", "~behind", "~began"])
@@ -64,7 +89,9 @@ def test_the_other_keys_of_an_offset_are_checked_too(key: str) -> None:
         read_offset({"s1": {key: "x"}})
 
 
-@pytest.mark.parametrize("found", [[], {"s1": "5-0"}, {"s1": {"telemetry": 5}}, {"s1": {"telemetry": "5"}}])
+@pytest.mark.parametrize(
+    "found", [[], {"s1": "5-0"}, {"s1": {"telemetry": 5}}, {"s1": {"telemetry": "5"}}, {"s1": {"telemetry": "5.1"}}]
+)
 def test_what_is_no_offset_is_refused_with_its_form(found: object) -> None:
     with pytest.raises(ConfigError, match="write it as"):
         read_offset(found)
@@ -135,11 +162,3 @@ def test_a_slice_that_is_alone_says_how_many_entries_it_has() -> None:
     assert [piece.count for piece in slices("x", start, end, 0, 1)] == [3]
     assert [piece.count for piece in slices("x", start, end, 0, 3)] == [None] * 3
     assert [piece.count for piece in slices("x", start, Position(EntryId(9, 0)), 0, 1)] == [None]
-
-
-@given(st.dictionaries(st.text(max_size=2), st.integers(1, 1000), max_size=8), st.integers(1, 2000))
-def test_shares_fill_the_batch_and_leave_no_stream_out(pending: dict[str, int], rows_max: int) -> None:
-    given = shares(pending, rows_max)
-    assert all(1 <= given[name] <= count for name, count in pending.items())
-    if rows_max >= len(pending):
-        assert sum(given.values()) == min(rows_max, sum(pending.values()))

@@ -75,7 +75,7 @@ def test_a_stream_is_read_once_into_files_across_restarts(
     assert sorted(found) == [("s1", BASE_S + n) for n in range(25)] + [("s2", BASE_S + n) for n in range(20)]
     offsets = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     last = json.loads(offsets[-1].read_text().splitlines()[-1])
-    assert set(last) == {"s1", "s2", "~of"}
+    assert set(last) == {"s1", "s2", "~of", "~v"}
     assert last["s1"]["telemetry"].endswith("/25")
     assert len(offsets) > 2  # 40 rows, 15 at a time
 

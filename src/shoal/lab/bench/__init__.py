@@ -21,5 +21,5 @@ Owns the workloads, the contenders and the ratios. A ratio is a fact: nothing he
 `shoal bench plan` and `shoal bench pipeline`
 
     plan.py              one decision of each policy about the load of plan_load.py
-    pipeline.py          jobs on Spark: pipeline_load.py, pipeline_archive.py and pipeline_match.py
+    pipeline.py          jobs on Spark: pipeline_source.py, pipeline_load.py, pipeline_archive.py and pipeline_match.py
 """

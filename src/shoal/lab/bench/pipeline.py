@@ -1,7 +1,8 @@
 """`shoal bench pipeline`: the jobs of the data pipeline on Spark, compared with the same functions on one core.
 
 Owns the order of the measurements and their facts: the start of a session (measured here), telemetry through source and
-fold (`pipeline_load`), the archive (`pipeline_archive`) and bulk matching (`pipeline_match`). All use the same session.
+fold (`pipeline_load`), the source alone (`pipeline_source`, without Spark), the archive (`pipeline_archive`) and bulk
+matching (`pipeline_match`). All use the same session.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from shoal.lab.bench import pipeline_archive, pipeline_load, pipeline_match
+from shoal.lab.bench import pipeline_archive, pipeline_load, pipeline_match, pipeline_source
 from shoal.lab.machine import machine
 from shoal.pipeline.session import SessionOptions, running
 
 START: Final = "start"
-PARTS: Final = ("load", "archive", "match")
+PARTS: Final = ("source", "load", "archive", "match")
 WORDS: Final = {
     "start": "from no process to a session that has counted three rows",
     pipeline_load.BACKLOG: "rows of channels in telemetry records that wait on real servers, through source and fold",
@@ -28,6 +29,7 @@ WORDS: Final = {
     "second to its closed window",
     pipeline_archive.ON_SPARK: "recorded messages of real servers into Parquet files and a manifest, by Spark",
     pipeline_archive.ONE_CORE: "the same by the same function in one process",
+    **pipeline_source.WORDS,
     **pipeline_match.WORDS,
 }
 
@@ -37,6 +39,7 @@ class PipelineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     parts: tuple[str, ...] = PARTS
     rounds: int = 3
+    source: pipeline_source.SourceBenchOptions = pipeline_source.SourceBenchOptions()
     load: pipeline_load.LoadOptions = pipeline_load.LoadOptions()
     archive: pipeline_archive.ArchiveOptions = pipeline_archive.ArchiveOptions()
     match: pipeline_match.BulkMatchOptions = pipeline_match.BulkMatchOptions()
@@ -53,6 +56,10 @@ def measure(options: PipelineOptions, note: Callable[[str], None]) -> dict[str, 
     with running(options.session) as spark, tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         spark.range(3).count()
         rows.append({"contender": START, "seconds": round(time.perf_counter() - began, 2)})
+        if "source" in options.parts:
+            found = pipeline_source.measure(replace(options.source, **common))
+            rows += found
+            ratios["source_vs_xrange"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
         if "load" in options.parts:
             rows += pipeline_load.measure(replace(options.load, **common))
         if "archive" in options.parts:

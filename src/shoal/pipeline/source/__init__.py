@@ -8,7 +8,12 @@ offsets.py          how far each stream was read
 streams.py          Redis commands on the streams of one server
 cluster_view.py     which servers answer, and their streams
 offset_planner.py   what the next batch reads
+backlog.py          unread entries of streams, and where they end at a time
+time_cut.py         the time at which a batch of limited size ends
 parts.py            what one task reads
+conditions.py       conditions of a query on its rows
+pruning.py          leaves out what conditions exclude
+lag.py              how far a query is behind
 columns.py          column types of readers and writers
 writer.py           publishes rows as messages
 """

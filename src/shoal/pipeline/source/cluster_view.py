@@ -1,11 +1,12 @@
 """The servers of a cluster and their streams, as the reader currently sees them.
 
-Owns the last known ring, and the lists of servers that do not answer. What is read from them is decided in
+Owns the last known ring, and which servers do not answer, since when. What is read from them is decided in
 `offset_planner`.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,6 +34,17 @@ class ServerView:
     keys: Mapping[str, bytes]
     infos: Mapping[str, StreamInfo]
     ahead_ms: int
+    answered_ms: int
+    """When it had answered, by the reader's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """The servers that answered, by id."""
+
+    at_ms: int
+    """When the first server was asked, by the reader's clock: every stream holds what was recorded until then."""
+    servers: Mapping[str, ServerView]
 
 
 class ClusterView:
@@ -47,18 +59,19 @@ class ClusterView:
         self._complete = complete
         self._ring: tuple[ServerAddress, ...] = ()
         self._addresses: dict[str, ServerAddress] = {}
-        self._silent: set[str] = set()
+        self._silent: dict[str, float] = {}
+        """Servers that do not answer, and since when (monotonic)."""
 
     def ring(self) -> tuple[ServerAddress, ...]:
         """The current servers; the last known ones while the coordinator does not answer."""
         try:
             self._ring = self._options.cluster.servers()
-            self._silent.discard(COORDINATOR)
+            self._silent.pop(COORDINATOR, None)
         except ConnectError as error:
             if not self._ring:
                 raise
             if COORDINATOR not in self._silent:
-                self._silent.add(COORDINATOR)
+                self._silent[COORDINATOR] = time.monotonic()
                 _log.warning("coordinator does not answer; using the last known ring", why=str(error))
         self._addresses.update({server.id: server for server in self._ring})
         return self._ring
@@ -70,7 +83,7 @@ class ClusterView:
     def forget(self, server: str) -> None:
         """Stops querying a server that has left the ring."""
         self._addresses.pop(server, None)
-        self._silent.discard(server)
+        self._silent.pop(server, None)
 
     def left(self, among: Iterable[str]) -> set[str]:
         """Those that are not in the ring."""
@@ -84,8 +97,17 @@ class ClusterView:
         """The servers of the ring that did not answer their last query."""
         return [server.id for server in self._ring if server.id in self._silent]
 
-    def refresh(self, more: Iterable[str] = ()) -> dict[str, ServerView]:
+    def wait_s(self) -> float:
+        """How much longer to wait for servers of the ring that do not answer; 0: do not wait. A batch that is read only
+        once does not wait."""
+        since = [self._silent[server] for server in self.silent_servers()]
+        if not since or self._complete:
+            return 0.0
+        return max(0.0, max(since) + self._options.server_wait_s - time.monotonic())
+
+    def refresh(self, more: Iterable[str] = ()) -> ClusterSnapshot:
         """Queries all servers of the ring, and those of `more` that have left it. Returns the ones that answer."""
+        at_ms = int(time.time() * 1000)
         views: dict[str, ServerView] = {}
         for server in self.ring():
             if (view := self.ask(server.id, self._view)) is not None:
@@ -95,11 +117,13 @@ class ClusterView:
                 views[id] = self._view(streams)
         if not views:
             raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
-        return views
+        return ClusterSnapshot(at_ms, views)
 
     def _view(self, streams: ServerStreams) -> ServerView:
-        keys = self._options.kind.streams(streams.ask)
-        return ServerView(keys, {name: streams.info(key) for name, key in keys.items()}, streams.ahead_ms())
+        kind = self._options.kind
+        keys = kind.streams(streams.ask)
+        infos = dict(zip(keys, streams.infos([*keys.values()], kind.number), strict=True))
+        return ServerView(keys, infos, streams.ahead_ms(), int(time.time() * 1000))
 
     def open(self, server: str) -> ServerStreams:
         """A connection to a server whose address is known."""
@@ -107,21 +131,23 @@ class ClusterView:
 
     def ask(self, server: str, question: Callable[[ServerStreams], T]) -> T | None:
         """The result of a query; None if the server does not answer, which is remembered until it does."""
+        asked = time.monotonic()
         try:
             with self.open(server) as streams:
                 answer = question(streams)
         except ConnectError as error:
-            self._note_silent(server, error)
+            self.note_silent(server, error, asked)
             return None
-        self._silent.discard(server)
+        self._silent.pop(server, None)
         return answer
 
-    def _note_silent(self, server: str, error: ConnectError) -> None:
+    def note_silent(self, server: str, error: ConnectError, since: float | None = None) -> None:
+        """Remembers that a server has not answered since a (monotonic) time; None: now."""
         if self._complete and self._options.fail_on_data_loss:
             raise PipelineError(
                 f"{server} does not answer, so its rows would be missing: {error}",
                 do="bring it back (`shoal status`), or set failOnDataLoss to false to read the others",
             ) from error
         if server not in self._silent:
-            self._silent.add(server)
+            self._silent[server] = time.monotonic() if since is None else since
             _log.warning("server does not answer; it is read when it does", server=server, why=str(error))

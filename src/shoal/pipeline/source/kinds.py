@@ -25,16 +25,15 @@ from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
 from shoal.plan.keys import unit_of
-from shoal.plan.keys import unit_text as stream_name
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
-from shoal.wire.record_entry import INDEX_KEY, record_key
+from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, NUMBER_FIELD, read_marks, record_key
 
 Ask = Callable[..., Any]
 """Sends one command to a server and returns the reply."""
 
-Entry = tuple[EntryId, Mapping[bytes, bytes]]
-"""An entry of a stream: its id and its fields."""
+Entry = tuple[bytes, Sequence[bytes]]
+"""An entry of a stream as its server returns it: its id, and the names and values of its fields in turn."""
 
 
 class Kind(Protocol):
@@ -46,12 +45,31 @@ class Kind(Protocol):
     asked: Mapping[str, str]
     """The options that select these rows, `kind` included. An offset is only valid for the same ones."""
 
+    server_wait_s: float
+    """The default of the option `serverWait`."""
+
+    stream_column: str | None
+    """The column with the name of the stream, if there is one."""
+
+    time_column: str | None
+    """The column with the time in the entry's id, by the server's clock, if there is one."""
+
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """The rows for some entries. `arrived_s` is when each was appended, by the reader's clock. A corrupt entry
-        becomes a row that says so, never an error, so that it does not block the others."""
+    def is_written(self, ask: Ask) -> bool:
+        """Whether the agent of a server may write such streams, even if there are none yet."""
+
+    def new_name(self, name: str) -> str:
+        """The name of a stream, from its name in offsets of version 1."""
+
+    def number(self, fields: Sequence[bytes]) -> int | None:
+        """The number of an entry, which grows by one with each entry of a stream; None if it has none. Only used for
+        counting, and only while the numbers of a stream have no holes."""
+
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
+        """The rows for some entries. The server's clock is `ahead_ms` ahead of the reader's. A corrupt entry becomes a
+        row that says so, never an error, so that it does not block the others."""
 
 
 ORIGIN: Final = (pa.field("server", pa.string()), pa.field("entry", pa.string()))
@@ -66,6 +84,10 @@ class TelemetryKind:
 
     asked: Mapping[str, str] = MappingProxyType({"kind": "telemetry"})
 
+    stream_column: str | None = None
+    time_column: str | None = None
+    server_wait_s = 0.0  # the balancer must learn of the other servers while one is down
+
     def __init__(self, options: Mapping[str, str]) -> None:
         for name in ("channel", "where"):
             if name in options:
@@ -77,25 +99,44 @@ class TelemetryKind:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
+    def is_written(self, ask: Ask) -> bool:
+        """Every agent writes telemetry."""
+        return True
+
+    def new_name(self, name: str) -> str:
+        """The same."""
+        return name
+
+    def number(self, fields: Sequence[bytes]) -> int | None:
+        """The sequence number; it starts again when the agent does."""
+        id = _record_id(fields)
+        return None if id is None else id.sequence
+
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
         """One row for each record."""
         ids = [_record_id(fields) for _, fields in entries]
+        arrived_s = [(EntryId.parse(entry).ms - ahead_ms) / 1000 for entry, _ in entries]
         columns = [
             pa.array([id and id.host for id in ids], pa.string()),
             pa.array([id and id.instance for id in ids], pa.string()),
             pa.array([id and id.second for id in ids], pa.int64()),
             pa.array([id and id.sequence for id in ids], pa.int64()),
             pa.array(arrived_s, pa.float64()),
-            pa.array([fields.get(DATA_FIELD, b"") for _, fields in entries], pa.binary()),
-            pa.array([server] * len(entries), pa.string()),
-            pa.array([str(id) for id, _ in entries], pa.string()),
+            pa.array([_value(fields, DATA_FIELD) for _, fields in entries], pa.binary()),
+            pa.repeat(server, len(entries)),
+            pa.array([entry for entry, _ in entries], pa.string()),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
-def _record_id(fields: Mapping[bytes, bytes]) -> RecordId | None:
+def _value(fields: Sequence[bytes], name: bytes) -> bytes:
+    """The value of a field; empty if the entry does not have it."""
+    return dict(zip(fields[::2], fields[1::2], strict=True)).get(name, b"")
+
+
+def _record_id(fields: Sequence[bytes]) -> RecordId | None:
     try:
-        id = RecordId.decode(fields.get(ID_FIELD, b""))
+        id = RecordId.decode(_value(fields, ID_FIELD))
     except ProtocolError:
         return None
     return id if abs(id.second) < 2**63 and abs(id.sequence) < 2**63 else None
@@ -110,6 +151,10 @@ class ChannelKind:
 
     schema = SCHEMA.remove_metadata()
 
+    stream_column: str | None = "channel"
+    time_column: str | None = "recorded_at"
+    server_wait_s = 10.0
+
     def __init__(self, options: Mapping[str, str]) -> None:
         self._pattern = options.get("channel", "*").encode("utf-8", "surrogateescape")
         if not self._pattern:
@@ -122,29 +167,39 @@ class ChannelKind:
         }
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
-        """The records of the selected channels on a server, by the channel's name in base64url."""
+        """The records of the selected channels on a server, by the channel's name as text."""
         channels = ask(b"SMEMBERS", INDEX_KEY) or ()
         return {
-            stream_name(channel): record_key(channel)
+            channel_text(channel): record_key(channel)
             for channel in sorted(channels)
             if channel == self._pattern or glob_match(self._pattern, channel)
         }
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], arrived_s: Sequence[float]) -> pa.RecordBatch:
-        """One row for each message, stream end and gap. `arrived_s` is not used: `recorded_at` comes from the entry."""
-        del arrived_s
-        channel = channel_text(unit_of(stream, "") or stream.encode())
-        batch = decode_entries(channel, server, [(str(entry), fields) for entry, fields in entries])
+    def is_written(self, ask: Ask) -> bool:
+        """Whether a pattern that the agent records may match a selected channel. Patterns are compared as names, so two
+        patterns that only overlap (`a*` and `*b`) are not found."""
+        return any(
+            glob_match(mark, self._pattern) or glob_match(self._pattern, mark)
+            for mark in read_marks(ask(b"GET", MARKS_KEY))
+        )
+
+    def new_name(self, name: str) -> str:
+        """The channel's name as text, from base64url."""
+        channel = unit_of(name, "")
+        return name if channel is None else channel_text(channel)
+
+    def number(self, fields: Sequence[bytes]) -> int | None:
+        """The number that its agent gave the entry."""
+        number = _value(fields, NUMBER_FIELD)
+        return int(number) if number.isdigit() else None
+
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
+        """One row for each message, stream end and gap. `recorded_at` is by the server's clock."""
+        batch = decode_entries(stream, server, entries)
         if self._where is not None:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
             batch = kept[0] if kept else batch.slice(0, 0)
         return batch.replace_schema_metadata(None)
-
-
-def reads_in_time(kind: Kind) -> bool:
-    """Whether the streams of a kind must be read at the same pace in time. The fold of telemetry drops records as late
-    if it has already seen much newer ones of other servers."""
-    return isinstance(kind, TelemetryKind)
 
 
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {

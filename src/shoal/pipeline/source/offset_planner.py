@@ -6,7 +6,10 @@ Owns the rules for servers that join, leave or do not answer, and the size of a 
 - The servers are those of the ring when an offset is made. A new server is read from its oldest entry.
 - A server that left the ring is read to its end while it answers. It keeps its offset, so entries are not read again if
   it comes back. If it no longer answers, its unread entries are lost.
-- A server that does not answer keeps its offset, with one warning, until it answers.
+- A server that does not answer keeps its offset, with one warning, until it answers. The others wait for it, for a
+  limited time.
+- All streams are read at the same pace: a batch ends at one time, for streams that moved, joined or came back too. So
+  a query with a watermark does not take the entries of a busy stream for late because a quiet one has run ahead.
 - A stream that was trimmed or restarted before it was read is an error with `failOnDataLoss`, else a warning.
 - With `earliest`, entries trimmed before the first batch are not counted as lost: that batch starts with the oldest
   entry that exists when it is read. Offsets contain such a stream only from its first batch on.
@@ -14,70 +17,40 @@ Owns the rules for servers that join, leave or do not answer, and the size of a 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
-from shoal.errors import ConnectError
+from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.logs import get_log
-from shoal.pipeline.source.cluster_view import ClusterView, ServerView
-from shoal.pipeline.source.kinds import reads_in_time
+from shoal.pipeline.source.backlog import Backlog, BacklogProbe, End, ServerSilentError
+from shoal.pipeline.source.cluster_view import ClusterSnapshot, ClusterView, ServerView
 from shoal.pipeline.source.offsets import (
     ANY,
     NOTHING,
-    SEQUENCE_MAX,
     START,
-    EntryId,
     Position,
     ServerOffset,
     Slice,
     StreamInfo,
     check_known,
     loss,
-    shares,
     slices,
 )
 from shoal.pipeline.source.options import LATEST, SourceOptions, Start
 from shoal.pipeline.source.parts import Part, Retry, report_loss
-from shoal.pipeline.source.streams import ServerStreams
+from shoal.pipeline.source.streams import CLOCK_STEP_MS
+from shoal.pipeline.source.time_cut import find_cut
 from shoal.plan.ring import ServerAddress
 
-FEW_ENTRIES: Final = 64
-"""Up to this number of entries, a batch is planned without a check of their size."""
+WAIT_PAUSE_S: Final = 0.5
+"""Pause between two attempts to reach a server that the others wait for."""
 
 _log: Final = get_log(__name__)
 
 Offset = Mapping[str, ServerOffset]
-
-
-@dataclass(frozen=True, slots=True)
-class _Backlog:
-    """The unread entries of one stream."""
-
-    server: str
-    stream: str
-    key: bytes
-    at: Position | None
-    """The position in the last offset; None if it does not contain the stream."""
-    base: Position
-    """Where reading continues."""
-    info: StreamInfo
-    ahead_ms: int
-
-    @property
-    def name(self) -> str:
-        """Unique among the streams of all servers."""
-        return f"{self.server}/{self.stream}"
-
-    @property
-    def count(self) -> int:
-        """Upper bound for the number of entries to read."""
-        start, info = self.base, self.info
-        if info.last == start.id:
-            return 0
-        if start.count is None or info.added is None or info.last < start.id:
-            return info.length
-        return max(0, min(info.length, info.added - start.count))
 
 
 class OffsetPlanner:
@@ -89,8 +62,10 @@ class OffsetPlanner:
 
     def __init__(self, options: SourceOptions, complete: bool = False) -> None:
         self._options = options
+        self._complete = complete
         self._cluster = ClusterView(options, complete)
         self._missed: set[tuple[str, str]] = set()
+        self._warned = False
 
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """The offset of a reader that has read nothing yet."""
@@ -98,41 +73,62 @@ class OffsetPlanner:
         if isinstance(wanted, dict):
             self.check("startingOffsets", wanted)
             return wanted
-        found: dict[str, ServerOffset] = {}
-        for server, view in self._cluster.refresh().items():
-            # Entries that come into an empty stream from now on count. Where a stream has entries, the first batch
-            # starts with the oldest one that exists when it is read.
-            at = {name: info.end for name, info in view.infos.items() if wanted == LATEST or not info.length}
-            found[server] = ServerOffset(at, view.ahead_ms)
+        snapshot = self._cluster.refresh()
+        self._warn_if_unrecorded(snapshot)
         if wanted == LATEST:
-            found |= {server: ServerOffset({}, at_latest=True) for server in self._cluster.silent_servers()}
-        return found
+            return self._latest(snapshot)
+        if isinstance(wanted, int):
+            return self._since(snapshot, wanted)
+        # Entries that come into an empty stream from now on count. Where a stream has entries, the first batch starts
+        # with the oldest one that exists when it is read.
+        return {
+            server: ServerOffset(
+                {name: info.end for name, info in view.infos.items() if not info.length}, view.ahead_ms
+            )
+            for server, view in snapshot.servers.items()
+        }
 
     def check(self, option: str, given: Offset) -> None:
         """ConfigError if an offset names a server or stream that does not exist."""
-        streams = {server: view.keys for server, view in self._cluster.refresh().items()}
+        streams = {server: view.keys for server, view in self._cluster.refresh().servers.items()}
         check_known(option, given, [server.id for server in self._cluster.ring()], streams)
 
     def next(self, start: Offset, rows_max: int = 0, until: Offset | None = None) -> dict[str, ServerOffset]:
-        """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`."""
-        views = self._cluster.refresh(start)
+        """How far to read now: to the end, but at most `rows_max` entries (0: no limit), and not beyond `until`. Waits
+        for servers that do not answer, up to the option `serverWait`."""
+        while True:
+            snapshot = self._cluster.refresh(start)
+            if not self._cluster.wait_s():
+                found = self._next(start, snapshot, rows_max, until)
+                if not self._cluster.wait_s():
+                    return found
+            time.sleep(min(self._cluster.wait_s(), WAIT_PAUSE_S))
+
+    def _next(
+        self, start: Offset, snapshot: ClusterSnapshot, rows_max: int, until: Offset | None
+    ) -> dict[str, ServerOffset]:
+        self._warn_if_unrecorded(snapshot)
+        views = snapshot.servers
         backlogs = [
             backlog
             for server, view in views.items()
-            for backlog in self._backlogs(server, view, start.get(server, NOTHING))
+            for backlog in self._backlogs(server, view, start.get(server, NOTHING), snapshot.at_ms)
         ]
-        ends = {backlog.name: backlog.info.end for backlog in backlogs}
-        if rows_max:
-            ends |= self._limited([backlog for backlog in backlogs if backlog.count > 0], rows_max)
+        ends = self._ends(backlogs, snapshot.at_ms, rows_max)
         if until is not None:
-            ends |= {backlog.name: _bounded(backlog, ends[backlog.name], until) for backlog in backlogs}
+            ends |= {each.name: _bounded(each, ends[each.name], until) for each in backlogs if each.name in ends}
         found = {**start, **self._servers_left(start, views), **self._streams_gone(start, views)}
+        reached: dict[str, ServerOffset] = {}
         for server, view in views.items():
+            if not self._cluster.silent(server):
+                of_server = [backlog for backlog in backlogs if backlog.server == server]
+                reached[server] = _reached(start.get(server, NOTHING), of_server, ends, view.ahead_ms)
+        moved = {server for server, offset in reached.items() if _has_moved(start.get(server, NOTHING), offset)}
+        found |= {server: reached[server] for server in moved}
+        for server in reached.keys() - moved if moved else ():  # unread entries alone make no batch
             before = start.get(server, NOTHING)
-            of_server = [backlog for backlog in backlogs if backlog.server == server]
-            moved = _moved(before, of_server, ends, view.ahead_ms)
-            if moved is not None and not self._cluster.silent(server):
-                found[server] = moved
+            if reached[server].unread != before.unread:
+                found[server] = replace(before, unread=reached[server].unread)
         return found
 
     def parts(self, start: Offset, end: Offset) -> list[Part]:
@@ -155,67 +151,95 @@ class OffsetPlanner:
 
     # -- offsets
 
-    def _backlogs(self, server: str, view: ServerView, before: ServerOffset) -> list[_Backlog]:
+    def _latest(self, snapshot: ClusterSnapshot) -> dict[str, ServerOffset]:
+        """The offset after everything recorded until now. Servers that do not answer start when they do."""
+        backlogs = _everything(snapshot)
+        found = _offset_at(snapshot, backlogs, self._ends(backlogs, snapshot.at_ms, 0))
+        return found | {server: ServerOffset({}, at_latest=True) for server in self._cluster.silent_servers()}
+
+    def _since(self, snapshot: ClusterSnapshot, from_ms: int) -> dict[str, ServerOffset]:
+        """The offset before everything recorded from a time on. A stream without older entries is not in it, and is
+        read from its oldest entry."""
+        if from_ms > snapshot.at_ms:
+            raise ConfigError("startingTimestamp is in the future", do="give a time in the past, or use latest")
+        for server in self._cluster.silent_servers():
+            raise ConnectError(f"{server} does not answer, so it is not known which of its entries are new enough")
+        backlogs = _everything(snapshot)
+        with BacklogProbe(self._cluster, self._options.kind) as probe:
+            ends = probe.ends(backlogs, from_ms - 1, 0)
+        older = {each.name: ends[each.name] for each in backlogs if ends[each.name].unread or not each.info.length}
+        return _offset_at(snapshot, backlogs, {name: end.position for name, end in older.items()})
+
+    def _warn_if_unrecorded(self, snapshot: ClusterSnapshot) -> None:
+        """Warns once if there is nothing to read and no agent is going to write anything."""
+        kind = self._options.kind
+        if self._warned or any(view.keys for view in snapshot.servers.values()):
+            return
+        self._warned = True
+        with suppress(PipelineError):  # a login that may not read the marks
+            if not any(
+                self._cluster.ask(server, lambda each: kind.is_written(each.ask)) for server in snapshot.servers
+            ):
+                _log.warning("nothing to read: no server records this channel", **kind.asked)
+
+    def _backlogs(self, server: str, view: ServerView, before: ServerOffset, at_ms: int) -> list[Backlog]:
         """The unread entries of each stream of a server. Reports what was lost."""
         found = []
         for name, info in view.infos.items():
             at = before.streams.get(name)
-            base = at or (info.end if before.at_latest else _oldest(info))
+            base = at or (info.end if before.at_latest else info.oldest)
             lost = loss(base, info)
             if lost is not None:
                 self._report_loss(f"the stream {name} of {server}", str(lost))
-                base = _oldest(info) if lost.reset else base
-            found.append(_Backlog(server, name, view.keys[name], at, base, info, view.ahead_ms))
+                base = info.oldest if lost.reset else base
+            found.append(Backlog(server, name, view.keys[name], at, base, info, _ahead_ms(info, view, at_ms)))
         return found
 
-    def _limited(self, backlogs: Sequence[_Backlog], rows_max: int) -> dict[str, Position]:
-        """How far a batch of limited size reads each stream. If streams must be read at the same pace, none is read
-        beyond the time at which the share of another one ends; that other one advances, so there is always progress."""
-        limits = shares({backlog.name: backlog.count for backlog in backlogs}, self._fitting(rows_max, backlogs))
-        ends = {backlog.name: backlog.info.end for backlog in backlogs}
-        limited = [backlog for backlog in backlogs if limits[backlog.name] < backlog.count]
-        for backlog in limited:
-            ends[backlog.name] = self._nth(backlog, limits[backlog.name])
-        moving = [backlog for backlog in limited if ends[backlog.name].id > backlog.base.id]
-        if moving and reads_in_time(self._options.kind):
-            cut_ms = min(ends[backlog.name].id.ms - backlog.ahead_ms for backlog in moving)
-            for backlog in backlogs:
-                last = EntryId(max(0, cut_ms + backlog.ahead_ms), SEQUENCE_MAX)
-                if last < ends[backlog.name].id:
-                    ends[backlog.name] = self._nth(backlog, limits[backlog.name], last)
-        return ends
+    def _ends(self, backlogs: Sequence[Backlog], at_ms: int, rows_max: int) -> dict[str, Position]:
+        """How far each stream is read, by name. Servers that do not answer are left out. A batch that is read only once
+        need not end at one time."""
+        if self._complete:
+            return {backlog.name: backlog.info.end for backlog in backlogs}
+        left = list(backlogs)
+        while True:
+            try:
+                with BacklogProbe(self._cluster, self._options.kind) as probe:
+                    ends = self._aligned_ends(probe, left, at_ms, rows_max)
+            except ServerSilentError as error:
+                left = [backlog for backlog in left if backlog.server != error.server]
+            else:
+                return {name: end.position for name, end in ends.items()}
 
-    def _fitting(self, rows_max: int, backlogs: Sequence[_Backlog]) -> int:
-        """How many entries fit into a batch, by `rows_max` and by its size in bytes."""
+    def _aligned_ends(
+        self, probe: BacklogProbe, backlogs: Sequence[Backlog], at_ms: int, rows_max: int
+    ) -> dict[str, End]:
+        """Ends of a batch that holds everything recorded until one time, `at_ms` or earlier, and nothing recorded
+        later. If one millisecond has more than a batch may hold, it holds some of that millisecond."""
+        fitting = self._fitting(rows_max, backlogs)
+        found: dict[int, dict[str, End]] = {}
+
+        def count(until_ms: int) -> int:
+            found[until_ms] = probe.ends(backlogs, until_ms, fitting + 1 if fitting else 0)
+            return sum(end.unread for end in found[until_ms].values())
+
+        total = count(at_ms)
+        if not fitting or total <= fitting:
+            return found[at_ms]
+        unread = [backlog for backlog in backlogs if backlog.count]
+        low_ms = min(backlog.from_ms for backlog in unread) - 1
+        high_ms = min(at_ms, max(backlog.to_ms for backlog in unread))
+        cut_ms = find_cut(count, low_ms, high_ms, total, fitting)
+        if cut_ms > low_ms and any(end.unread for end in found[cut_ms].values()):
+            return found[cut_ms]
+        return probe.first_ends(backlogs, cut_ms + 1, fitting)
+
+    def _fitting(self, rows_max: int, backlogs: Sequence[Backlog]) -> int:
+        """How many entries fit into a batch, by `rows_max` (0: no limit) and by its size in bytes."""
+        if not rows_max:
+            return 0
         total = sum(backlog.count for backlog in backlogs)
-        if total <= FEW_ENTRIES:
-            return rows_max
-        total_bytes = 0
-        for server in {backlog.server for backlog in backlogs}:
-            of_server = [backlog for backlog in backlogs if backlog.server == server]
-
-            def size(streams: ServerStreams, of_server: list[_Backlog] = of_server) -> int:
-                return sum(each.count * streams.entry_bytes(each.key, each.info.last) for each in of_server)
-
-            total_bytes += self._cluster.ask(server, size) or 0
+        total_bytes = sum(backlog.count * backlog.info.last_bytes for backlog in backlogs)
         return max(1, min(rows_max, total * self._options.bytes_max // max(1, total_bytes)))
-
-    def _nth(self, backlog: _Backlog, limit: int, last: EntryId | None = None) -> Position:
-        """The position after the `limit`-th unread entry, or after the last one up to `last`. The current position if
-        there is none, or if the server does not answer."""
-
-        def ask(streams: ServerStreams) -> tuple[EntryId, int, StreamInfo]:
-            return *streams.nth_id(backlog.key, backlog.base.id, limit, last), streams.info(backlog.key)
-
-        answer = None if self._cluster.silent(backlog.server) else self._cluster.ask(backlog.server, ask)
-        if answer is None or not answer[1]:
-            return backlog.base
-        id, count, now = answer
-        before, after = _oldest(backlog.info).count, _oldest(now).count
-        if backlog.base.count is None or before is None or after is None:
-            return Position(id)
-        at = max(backlog.base.count, before)
-        return Position(id, at + count if after <= at else None)  # None: trimmed while it was counted
 
     def _servers_left(self, start: Offset, views: Mapping[str, ServerView]) -> dict[str, ServerOffset]:
         """New offsets of servers that left the ring with unread entries and no longer answer. Reports the loss once."""
@@ -242,7 +266,7 @@ class OffsetPlanner:
         found = {}
         for server, view in views.items():
             before = start.get(server, NOTHING)
-            gone = sorted(before.streams.keys() - view.keys.keys())
+            gone = sorted((before.streams.keys() | before.unread.keys()) - {ANY} - view.keys.keys())
             unread = {name: count for name, count in before.unread.items() if gone and name in (*gone, ANY)}
             if unread:
                 names = ", ".join(name for name in gone if ANY in unread or name in unread)
@@ -298,12 +322,14 @@ class OffsetPlanner:
     def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
         """The keys of all streams of a server, and the state of some. A batch is planned for these, so a server that
         does not answer is retried, and then it is an error."""
-        retry = Retry(server)
+        retry, kind = Retry(server), self._options.kind
         while True:
             try:
                 with self._cluster.open(server) as streams:
-                    keys = self._options.kind.streams(streams.ask)
-                    return keys, {name: streams.info(keys[name]) for name in names if name in keys}
+                    keys = kind.streams(streams.ask)
+                    there = sorted(names & keys.keys())
+                    infos = streams.infos([keys[name] for name in there], kind.number)
+                    return keys, dict(zip(there, infos, strict=True))
             except ConnectError as error:
                 retry.wait(error)
 
@@ -317,12 +343,36 @@ def _begin(start: Offset, server: str, stream: str, end: ServerOffset) -> Positi
     return start.get(server, NOTHING).streams.get(stream) or Position(START, end.began.get(stream))
 
 
-def _oldest(info: StreamInfo) -> Position:
-    """The position before the oldest entry that exists now. Entries dropped later are lost."""
-    return Position(START, None if info.added is None else info.added - info.length)
+def _ahead_ms(info: StreamInfo, view: ServerView, at_ms: int) -> int:
+    """How far the ids of a stream are ahead of the reader's clock: as far as its server's clock. If that clock was set
+    back, new entries continue after the old ids; then the newest entry counts as recorded at `at_ms`."""
+    is_future = info.last.ms - view.ahead_ms > view.answered_ms + CLOCK_STEP_MS
+    return info.last.ms - at_ms if is_future else view.ahead_ms
 
 
-def _bounded(backlog: _Backlog, end: Position, until: Offset) -> Position:
+def _everything(snapshot: ClusterSnapshot) -> list[Backlog]:
+    """All entries of all streams."""
+    return [
+        Backlog(server, name, view.keys[name], None, info.oldest, info, _ahead_ms(info, view, snapshot.at_ms))
+        for server, view in snapshot.servers.items()
+        for name, info in view.infos.items()
+    ]
+
+
+def _offset_at(
+    snapshot: ClusterSnapshot, backlogs: Sequence[Backlog], ends: Mapping[str, Position]
+) -> dict[str, ServerOffset]:
+    """The offset with these ends of backlogs, by name."""
+    return {
+        server: ServerOffset(
+            {each.stream: ends[each.name] for each in backlogs if each.server == server and each.name in ends},
+            view.ahead_ms,
+        )
+        for server, view in snapshot.servers.items()
+    }
+
+
+def _bounded(backlog: Backlog, end: Position, until: Offset) -> Position:
     """`end`, but not beyond `until`. A stream that `until` does not contain is newer, and is not read."""
     bound = until.get(backlog.server, NOTHING).streams.get(backlog.stream, backlog.base)
     if end.id <= bound.id:
@@ -330,10 +380,10 @@ def _bounded(backlog: _Backlog, end: Position, until: Offset) -> Position:
     return bound if bound.id > backlog.base.id else backlog.base
 
 
-def _moved(
-    before: ServerOffset, backlogs: Sequence[_Backlog], ends: Mapping[str, Position], ahead_ms: int
-) -> ServerOffset | None:
-    """The next offset of a server; None if it does not change."""
+def _reached(
+    before: ServerOffset, backlogs: Sequence[Backlog], ends: Mapping[str, Position], ahead_ms: int
+) -> ServerOffset:
+    """The next offset of a server."""
     streams, began = dict(before.streams), {}
     for backlog in backlogs:
         end = ends[backlog.name]
@@ -342,10 +392,13 @@ def _moved(
         if backlog.at is None and backlog.base.count is not None and end.id != backlog.base.id:
             began[backlog.stream] = backlog.base.count
         streams[backlog.stream] = end
-    if streams == dict(before.streams) and not before.at_latest:
-        return None
     unread = {each.stream: count for each in backlogs if (count := _unread(ends[each.name], each.info))}
     return ServerOffset(streams, ahead_ms, unread, began)
+
+
+def _has_moved(before: ServerOffset, after: ServerOffset) -> bool:
+    """Whether there is something to read between two offsets of a server."""
+    return dict(after.streams) != dict(before.streams) or before.at_latest
 
 
 def _unread(end: Position, info: StreamInfo) -> int:

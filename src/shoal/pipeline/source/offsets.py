@@ -2,31 +2,35 @@
 
 Owns their JSON format, their arithmetic, and the checks of offsets that a user gives. Never touches a socket.
 
-    {"s1": {"telemetry": "1763240000000-0/3600", "~ahead_ms": -12}, ...}
+    {"s1": {"telemetry": "1763240000000-0/3600", "~ahead_ms": -12}, "~of": {"kind": "telemetry"}, "~v": 2}
+    {"s1": {"orders.eu": "0/3600", "orders.us": "523.4/120+17", "~ms": 1763240000000, "~ahead_ms": 0}, ...}
 
-For each stream: the id of the last entry that was read, and the number of entries that the stream had received by then.
-That count shows exactly how many entries were dropped since; servers before Redis 7 do not report it. `~ahead_ms` is
-how far the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has
-the same arrival times. Reading from one offset to another gives the same entries each time.
+For each stream, by its name: the id of the last entry that was read, and after the slash the number of entries that the
+stream had received by then. That count shows exactly how many entries were dropped since; servers before Redis 7 do not
+report it. Of several streams of a server, the ids are short: milliseconds before `~ms`, and after a dot the second part
+of the id if it is not 0. After a plus sign comes the number of entries that existed and that the offset does not cover;
+they are reported if the server leaves or loses its data. After a circumflex, if no earlier offset has the stream, comes
+the number of entries that it had dropped before it was first seen, which do not count as lost. `~ahead_ms` is how far
+the server's clock was ahead of the reader's when the offset was made, so that a batch that is read again has the same
+arrival times. Reading from one offset to another gives the same entries each time.
 
-Three more keys may be present for a server. `~began`, for streams that this offset is the first to contain: the number
-of entries that each had dropped before it was first seen, which do not count as lost. `~behind`: the number of entries
-of each stream that existed and that the offset does not cover; they are reported if the server leaves or loses its
-data. (Older offsets have one number for all streams of the server.) `~latest`: the server has not answered yet, and
-reading starts at its newest entry when it does.
+With `~latest` the server has not answered yet, and reading starts at its newest entry when it does. A name that begins
+with `~` gets another `~`.
 
-Beside the servers, `~of` names what was read (kind, channel, filter). An offset is rejected for anything else. Older
-offsets do not have this key.
+Beside the servers, `~of` names what was read (kind, channel, filter). An offset is rejected for anything else. `~v` is
+the version. Offsets of version 1 have no `~v`, names of channels in base64url, complete ids, the entries that they do
+not cover under `~behind` (for each stream, or in one number), and those dropped before under `~began`; some have no
+`~of`. They are still read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from shoal.errors import ConfigError
 
@@ -34,10 +38,14 @@ RESERVED: Final = "~"
 """Prefix of all keys that are not names of streams."""
 
 AHEAD: Final = "~ahead_ms"
+AT: Final = "~ms"
 BEGAN: Final = "~began"
 BEHIND: Final = "~behind"
 AT_LATEST: Final = "~latest"
 OF: Final = "~of"
+VERSION: Final = "~v"
+NOW: Final = 2
+"""The version that is written."""
 
 ANY: Final = ""
 """Name in `unread` for all streams of a server together, as older offsets have it."""
@@ -47,7 +55,10 @@ SEQUENCE_MAX: Final = 2**64 - 1
 NAMES_SHOWN_MAX: Final = 5
 """Number of existing names that an error lists."""
 
-_POSITION: Final = re.compile(r"(\d{1,20})-(\d{1,20})(?:/(\d{1,20}))?")
+_WHOLE: Final = r"(\d{1,20})"
+_POSITION: Final = re.compile(
+    rf"(?:{_WHOLE}-{_WHOLE}|{_WHOLE}(?:\.{_WHOLE})?)(?:/{_WHOLE})?(?:\+{_WHOLE})?(?:\^{_WHOLE})?"
+)
 
 
 @total_ordering
@@ -96,14 +107,36 @@ class Position:
         """Whether the stream was restarted between here and the later position `end`."""
         return end.id < self.id or (self.count is not None and end.count is not None and end.count < self.count)
 
+
+class _StreamOffset(NamedTuple):
+    """What an offset has for one stream, in one string."""
+
+    at: Position
+    unread: int
+    began: int | None
+
+    def write(self, last_ms: int | None) -> str:
+        """As text. A short id counts back from `last_ms`; None: the id is complete."""
+        id, count = self.at.id, self.at.count
+        if last_ms is None or id == START:
+            text = str(id)
+        else:
+            text = f"{last_ms - id.ms}" + (f".{id.sequence}" if id.sequence else "")
+        text += "" if count is None else f"/{count}"
+        text += f"+{self.unread}" if self.unread else ""
+        return text + ("" if self.began is None else f"^{self.began}")
+
     @classmethod
-    def parse(cls, text: object) -> Position:
-        """Reads a position; ConfigError if the text is not one."""
+    def read(cls, text: object, last_ms: int | None) -> _StreamOffset:
+        """The reverse of `write`; ConfigError if the text is not a position."""
         match = _POSITION.fullmatch(text) if isinstance(text, str) else None
-        if match is None:
+        if match is None or (last_ms is None and match[3] is not None):
             raise ConfigError(f"{text!r} is not a position in a stream", do="write it as 1763240000000-0")
-        ms, sequence, count = match.groups()
-        return cls(EntryId(int(ms), int(sequence)), None if count is None else int(count))
+        numbers = [None if word is None else int(word) for word in match.groups()]
+        ms, sequence, back_ms, short_sequence, count, unread, began = numbers
+        if last_ms is not None and back_ms is not None:
+            ms, sequence = last_ms - back_ms, short_sequence
+        return cls(Position(EntryId(ms or 0, sequence or 0), count), unread or 0, began)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +159,18 @@ class ServerOffset:
 
     def to_json(self) -> dict[str, Any]:
         """The form that Spark stores."""
-        found: dict[str, Any] = {name: str(self.streams[name]) for name in sorted(self.streams)}
+        last_ms = max(at.id.ms for at in self.streams.values()) if len(self.streams) > 1 else None
+        found: dict[str, Any] = {}
+        for name in sorted(self.streams):
+            stream = _StreamOffset(self.streams[name], self.unread.get(name, 0), self.began.get(name))
+            found[_key(name)] = stream.write(last_ms)
+        if last_ms is not None:
+            found[AT] = last_ms
         found[AHEAD] = self.ahead_ms
-        if self.began:
-            found[BEGAN] = {name: self.began[name] for name in sorted(self.began)}
-        if self.unread:
-            found[BEHIND] = {name: self.unread[name] for name in sorted(self.unread)}
+        for key, counts in ((BEGAN, self.began), (BEHIND, self.unread)):
+            others = {name: counts[name] for name in sorted(counts) if name not in self.streams}
+            if others:
+                found[key] = others
         if self.at_latest:
             found[AT_LATEST] = True
         return found
@@ -143,15 +182,41 @@ class ServerOffset:
             raise ConfigError(
                 f"{found!r} is not the offset of a server", do='write it as {"telemetry": "1763240000000-0"}'
             )
-        streams = {name: Position.parse(text) for name, text in found.items() if not name.startswith(RESERVED)}
+        last_ms = None if AT not in found else _whole(AT, found[AT])
+        streams = {
+            name: _StreamOffset.read(text, last_ms) for key, text in found.items() if (name := _name(key)) is not None
+        }
         behind = found.get(BEHIND, {})
+        unread = {name: stream.unread for name, stream in streams.items() if stream.unread}
+        began = {name: stream.began for name, stream in streams.items() if stream.began is not None}
         return cls(
-            streams,
+            {name: stream.at for name, stream in streams.items()},
             _whole(AHEAD, found.get(AHEAD, 0)),
-            _counts(BEHIND, {ANY: behind} if isinstance(behind, int) else behind),
-            _counts(BEGAN, found.get(BEGAN, {})),
+            unread | _counts(BEHIND, {ANY: behind} if isinstance(behind, int) else behind),
+            began | _counts(BEGAN, found.get(BEGAN, {})),
             found.get(AT_LATEST) is True,
         )
+
+    def renamed(self, new_name: Callable[[str], str]) -> ServerOffset:
+        """The same with other names of streams."""
+        return replace(
+            self,
+            streams={new_name(name): at for name, at in self.streams.items()},
+            unread={name if name == ANY else new_name(name): count for name, count in self.unread.items()},
+            began={new_name(name): count for name, count in self.began.items()},
+        )
+
+
+def _key(name: str) -> str:
+    """The key of a stream."""
+    return RESERVED + name if name.startswith(RESERVED) else name
+
+
+def _name(key: str) -> str | None:
+    """The name of a stream; None if the key is reserved."""
+    if key.startswith(RESERVED * 2):
+        return key[len(RESERVED) :]
+    return None if key.startswith(RESERVED) else key
 
 
 def _counts(name: str, found: object) -> dict[str, int]:
@@ -169,8 +234,11 @@ def _whole(name: str, value: object) -> int:
 NOTHING: Final = ServerOffset({})
 
 
-def read_offset(found: object, of: Mapping[str, str] | None = None) -> dict[str, ServerOffset]:
-    """Reads an offset from decoded JSON; ConfigError if it is not one, or not one `of` these options."""
+def read_offset(
+    found: object, of: Mapping[str, str] | None = None, new_name: Callable[[str], str] = str
+) -> dict[str, ServerOffset]:
+    """Reads an offset from decoded JSON; ConfigError if it is not one, or not one `of` these options. `new_name` gives
+    the name of a stream from that in version 1."""
     if not isinstance(found, Mapping):
         raise ConfigError(f"{found!r} is not an offset", do='write it as {"s1": {"telemetry": "1763240000000-0"}}')
     before = found.get(OF)
@@ -179,13 +247,21 @@ def read_offset(found: object, of: Mapping[str, str] | None = None) -> dict[str,
             f"the offset is for {_words(before)}, but the query reads {_words(of)}",
             do="give another checkpointLocation (or startingOffsets), or read the same as before",
         )
-    return {str(server): ServerOffset.from_json(of_server) for server, of_server in found.items() if server != OF}
+    if found.get(VERSION, NOW) != NOW:
+        raise ConfigError(f"the offset has version {found[VERSION]!r}", do="read it with a newer version of Shoal")
+    read = {str(server): found[server] for server in found if server not in (OF, VERSION)}
+    offsets = {server: ServerOffset.from_json(of_server) for server, of_server in read.items()}
+    if VERSION in found:
+        return offsets
+    return {  # a user's offset has names as they are, and no `~ahead_ms`
+        server: offset.renamed(new_name) if AHEAD in read[server] else offset for server, offset in offsets.items()
+    }
 
 
 def write_offset(offset: Mapping[str, ServerOffset], of: Mapping[str, str] | None = None) -> dict[str, Any]:
     """An offset as a JSON value, with the options that it is `of`. Equal offsets give equal JSON texts."""
     found: dict[str, Any] = {server: offset[server].to_json() for server in sorted(offset)}
-    return found if of is None else {**found, OF: {name: of[name] for name in sorted(of)}}
+    return {**found, **({} if of is None else {OF: {name: of[name] for name in sorted(of)}}), VERSION: NOW}
 
 
 def _words(of: object) -> str:
@@ -201,11 +277,26 @@ class StreamInfo:
     last: EntryId
     first: EntryId | None
     added: int | None
+    last_number: int | None = None
+    """The number of its last entry, if entries are numbered without holes: then a number gives the place of its entry
+    in the stream. None otherwise."""
+    last_bytes: int = 0
+    """The size of its last entry."""
 
     @property
     def end(self) -> Position:
         """The position after its last entry."""
         return Position(self.last, self.added)
+
+    @property
+    def dropped(self) -> int | None:
+        """How many entries it no longer holds; None if unknown."""
+        return None if self.added is None else self.added - self.length
+
+    @property
+    def oldest(self) -> Position:
+        """The position before the oldest entry that it holds. Entries dropped later are lost."""
+        return Position(START, self.dropped)
 
 
 MISSING: Final = StreamInfo(0, START, None, 0)
@@ -274,17 +365,6 @@ def slices(stream: str, start: Position, end: Position, first_ms: int, parts: in
     bounds = [after, *(cut for cut in cuts if after < cut < end.id), end.id]
     found = [Slice(stream, low, high) for low, high in pairwise(bounds) if low < high]
     return [Slice(stream, after, end.id, start.count_to(end))] if len(found) == 1 else found
-
-
-def shares(pending: Mapping[str, int], rows_max: int) -> dict[str, int]:
-    """Divides `rows_max` among streams with this many pending rows. What a short stream does not need goes to longer
-    ones. Each stream with pending rows gets at least one, so that none starves."""
-    left, given = rows_max, dict.fromkeys(pending, 0)
-    for place, name in enumerate(sorted(pending, key=lambda name: (pending[name], name))):
-        share = max(1, left // (len(pending) - place))
-        given[name] = min(pending[name], share)
-        left = max(0, left - given[name])
-    return given
 
 
 def check_order(start: Mapping[str, ServerOffset], end: Mapping[str, ServerOffset]) -> None:

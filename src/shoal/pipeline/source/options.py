@@ -10,6 +10,8 @@ Owns the options. Spark accepts option names in any case; after this module they
     stateDir            the state directory of a local cluster (default: that of `shoal up`)
     user, password      login, if the address has none
     startingOffsets     earliest (default), latest, or JSON as Spark stores offsets
+    startingTimestamp   instead of startingOffsets: start with the first entry recorded from then on; a date and time
+                        (UTC unless it has a zone), milliseconds since 1970, or an age like 15m
     endingOffsets       of a batch: latest (default), or JSON
     failOnDataLoss      true (default): an error if a stream was trimmed before it was read, if a server left with
                         unread entries or, in a batch, if a server does not answer;
@@ -17,11 +19,14 @@ Owns the options. Spark accepts option names in any case; after this module they
     maxRowsPerBatch     most entries in one micro-batch (default 10000; 0: no limit)
     maxBytesPerBatch    their approximate total size, estimated from the newest entry of each stream (default 128 MiB)
     partitionsPerServer number of tasks that read one server (default 1)
+    serverWait          of a stream: for how many seconds the others wait for a server that does not answer (default 10
+                        for kind channel, 0 for telemetry)
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -35,6 +40,7 @@ from shoal.pipeline.source.offsets import ServerOffset, read_offset
 MAX_ROWS_PER_BATCH: Final = 10_000
 MAX_BYTES_PER_BATCH: Final = 128 * 1024 * 1024
 PARTITIONS_PER_SERVER_MAX: Final = 1024
+SERVER_WAIT_S_MAX: Final = 3600
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 
@@ -45,11 +51,13 @@ READER_OPTIONS: Final = (
     "channel",
     "where",
     "startingOffsets",
+    "startingTimestamp",
     "endingOffsets",
     "failOnDataLoss",
     "maxRowsPerBatch",
     "maxBytesPerBatch",
     "partitionsPerServer",
+    "serverWait",
 )
 WRITER_OPTIONS: Final = (*CLUSTER_OPTIONS, "channel")
 
@@ -61,8 +69,8 @@ PATHS: Final = ("path", "paths")
 TABLE_OPTION: Final = "provider"
 """Spark adds this option when a catalog table is created. It drops the other options when that table is read."""
 
-Start = str | dict[str, ServerOffset]
-"""`EARLIEST`, `LATEST`, or an offset."""
+Start = str | int | dict[str, ServerOffset]
+"""`EARLIEST`, `LATEST`, a time in milliseconds since 1970, or an offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,8 @@ class SourceOptions:
     bytes_max: int
     """Approximate size of a micro-batch; used only with `rows_max`."""
     partitions_per_server: int
+    server_wait_s: float
+    """For how long no batch is planned because a server does not answer."""
 
 
 def known_options(given: Mapping[str, str], known: Sequence[str]) -> dict[str, str]:
@@ -114,7 +124,7 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         kind=kind,
         cluster=read_cluster_address(options),
-        starting=_offset("startingOffsets", options.get("startingoffsets", EARLIEST), kind),
+        starting=_starting(options, kind),
         ending=ending,
         fail_on_data_loss=_flag("failOnDataLoss", options.get("failondataloss", "true")),
         rows_max=_number("maxRowsPerBatch", options.get("maxrowsperbatch", str(MAX_ROWS_PER_BATCH)), 0, 2**62),
@@ -122,7 +132,24 @@ def read_options(given: Mapping[str, str]) -> SourceOptions:
         partitions_per_server=_number(
             "partitionsPerServer", options.get("partitionsperserver", "1"), 1, PARTITIONS_PER_SERVER_MAX
         ),
+        server_wait_s=_number("serverWait", options.get("serverwait", f"{kind.server_wait_s:g}"), 0, SERVER_WAIT_S_MAX),
     )
+
+
+def _starting(options: Mapping[str, str], kind: Kind) -> Start:
+    if "startingtimestamp" not in options:
+        return _offset("startingOffsets", options.get("startingoffsets", EARLIEST), kind)
+    if "startingoffsets" in options:
+        raise ConfigError("both startingOffsets and startingTimestamp are given", do="give one of them")
+    text = options["startingtimestamp"].strip()
+    if text.isdecimal():
+        return int(text)
+    from shoal.bus.times import read_time  # also loads the whole client, which workers need not wait for
+
+    try:
+        return read_time(text, time.time()) // 1000
+    except ConfigError as error:
+        raise ConfigError(f"startingTimestamp is {error.what}", do=error.do) from None
 
 
 def _offset(name: str, text: str, kind: Kind) -> Start:
@@ -130,7 +157,7 @@ def _offset(name: str, text: str, kind: Kind) -> Start:
         return text.lower()
     try:
         found: Any = json.loads(text)
-        return read_offset(found, kind.asked)
+        return read_offset(found, kind.asked, kind.new_name)
     except ValueError as error:
         raise ConfigError(f"{name} is {text!r}", do=f"give {EARLIEST}, {LATEST} or JSON ({error})") from error
 

@@ -18,8 +18,9 @@ import pyarrow as pa
 from shoal.errors import AuthenticationError, ConnectError, ServerTooOldError, TrimmedError
 from shoal.history.server_reader import Login
 from shoal.logs import get_log
+from shoal.pipeline.source.conditions import Condition, matching_rows
 from shoal.pipeline.source.kinds import Kind
-from shoal.pipeline.source.offsets import Loss, Position, Slice, StreamInfo, loss
+from shoal.pipeline.source.offsets import EntryId, Loss, Position, Slice, StreamInfo, loss
 from shoal.pipeline.source.streams import ServerStreams
 from shoal.plan.ring import ServerAddress
 
@@ -50,6 +51,8 @@ class Part:
     slices: tuple[Slice, ...]
     ahead_ms: int
     fail_on_data_loss: bool
+    conditions: tuple[Condition, ...] = ()
+    """Rows that do not satisfy all of them are left out."""
 
 
 def report_loss(what: str, why: Loss | str, fail: bool) -> None:
@@ -124,10 +127,10 @@ class _PartReader:
             for page in streams.entries(part.keys[slice.stream], replace(slice, after=self._after)):
                 if slice.count is None:
                     self._check_uncounted(slice, streams)
-                self._after = page[-1][0]
+                self._after = EntryId.parse(page[-1][0])
                 self._count += len(page)
-                arrived_s = [(id.ms - part.ahead_ms) / 1000 for id, _ in page]
-                yield part.kind.rows(part.server.id, slice.stream, page, arrived_s)
+                rows = part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms)
+                yield matching_rows(rows, part.conditions)
             self._check_end(slice, streams)
             self._slices.pop(0)
             self._start_slice()
