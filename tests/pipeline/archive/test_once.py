@@ -44,8 +44,8 @@ def test_once_is_all_that_there_was_and_no_more(tmp_path: Path) -> None:
         cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
         _archive(job, grows, cluster, ended, done, once=True)
         assert not ended.is_set(), "a busy channel keeps it for ever"
-        assert job.manifest.position("s1", record_name(b"quiet")).number == 35
-        assert job.manifest.position("s1", record_name(b"busy")).number >= 10
+        assert job.positions.of("s1", record_name(b"quiet")).number == 35
+        assert job.positions.of("s1", record_name(b"busy")).number >= 10
         assert done.batches == 4
 
 
@@ -60,4 +60,4 @@ def test_a_batch_that_can_read_nothing_is_not_tried_again_at_once(tmp_path: Path
         done = _Done()
         cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
         _archive(job, refused, cluster, threading.Event(), done, once=False)
-        assert (done.batches, [*job.unreachable], job.manifest.batch) == (1, ["s1"], 0)
+        assert (done.batches, [*job.unreachable], job.table.delta.version()) == (1, ["s1"], 0)
