@@ -77,6 +77,13 @@ class ArchiveLocation:
             yield stream
         self.sync(path)
 
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a whole file. The buffer is larger than the data, because the library takes no buffers of Arrow."""
+        import pyarrow as pa
+
+        with self.writing(path) as stream, pa.BufferedOutputStream(stream, len(data) + 1) as buffered:
+            buffered.write(data)
+
     def sync(self, path: str) -> None:
         """Makes a file and its name durable. An object store has done so when the file was closed."""
         if self.folder is not None:

@@ -142,8 +142,8 @@ def _write_positions(location: ArchiveLocation, positions: Positions, after: int
     from deltalake.transaction import Transaction
 
     number = max(time.time_ns(), after + 1)
-    with _writing(location), location.writing(positions_path(number)) as stream:
-        stream.write(msgspec.json.encode(positions))
+    with _writing(location):
+        location.write(positions_path(number), msgspec.json.encode(positions))
     return [Transaction(POSITIONS_ID, number)]
 
 
