@@ -32,6 +32,7 @@ def object_store() -> Iterator[dict[str, str]]:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
         }
     finally:
         server.kill()

@@ -104,6 +104,11 @@ def _sync(target: Path) -> None:
             os.close(descriptor)
 
 
+def reason(error: Exception) -> str:
+    """What an error of the library says, on one line: it draws a coloured tree of causes."""
+    return ": ".join(part.strip() for part in re.split(r"\n\s*(?:\x1b\[\d+m)?↳(?:\x1b\[\d+m)?", str(error)))
+
+
 def require_deltalake() -> None:
     """ArchiveError unless the library for Delta tables is installed. Clients that read no archive do not need it."""
     try:

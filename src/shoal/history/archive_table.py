@@ -30,7 +30,7 @@ import msgspec
 import pyarrow as pa
 
 from shoal.errors import ArchiveError
-from shoal.history.archive_location import ArchiveLocation, require_deltalake
+from shoal.history.archive_location import ArchiveLocation, reason, require_deltalake
 from shoal.history.record_reader import BEGINNING, RecordPosition
 from shoal.history.table import SCHEMA
 
@@ -135,7 +135,10 @@ def find_table(location: ArchiveLocation) -> ArchiveTable | None:
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:
-        raise ArchiveError(f"the archive {location} cannot be read: {error}", do="see the message") from error
+        raise ArchiveError(
+            f"the archive {location} cannot be read: {reason(error)}",
+            do="check the place, and the credentials and the endpoint of an object store",
+        ) from error
 
 
 def check_migrated(location: ArchiveLocation) -> None:

@@ -91,6 +91,15 @@ def test_a_place_without_an_archive_is_said() -> None:
         read_archive(f"s3://{BUCKET}/nothing", None)
 
 
+@pytest.mark.usefixtures("environment")
+def test_an_object_store_that_does_not_answer_is_an_error_on_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    for use in (lambda: read_archive(f"s3://{BUCKET}/x", None), ArchiveJob(f"s3://{BUCKET}/x", NOBODY).__enter__):
+        with pytest.raises(ArchiveError, match=r"Connection refused .* check the place, and the credentials") as told:
+            use()
+        assert str(told.value).isprintable()
+
+
 async def test_the_command_archives_to_an_object_store_on_spark(
     environment: dict[str, str], spark: SparkSession, tmp_path: Path
 ) -> None:

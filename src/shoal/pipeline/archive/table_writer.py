@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow.fs import FileSelector
 
 from shoal.errors import ArchiveError
-from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_location import ArchiveLocation, reason
 from shoal.history.archive_table import (
     DAY,
     POSITIONS,
@@ -71,7 +71,8 @@ class TableWriter:
         known = pa.schema(self.table.delta.schema().to_arrow()).names
         missing = [field for field in Schema.from_arrow(TABLE_SCHEMA).fields if field.name not in known]
         if missing:
-            self.table.delta.alter.add_columns(missing)
+            with _writing(self._location):
+                self.table.delta.alter.add_columns(missing)
             self.table = open_table(self._location)
 
     def add(self, files: Sequence[ArchivedFile], positions: Positions) -> None:
@@ -92,14 +93,15 @@ class TableWriter:
     def vacuum(self, after_s: float = VACUUM_S) -> int:
         """Deletes files that have not been in the table for `after_s`, also those of a job that died; returns their
         number."""
-        gone = self.table.delta.vacuum(
-            max(int(after_s / 3600), 1), dry_run=False, enforce_retention_duration=False, full=True
-        )
         old_ns = time.time_ns() - int(after_s * 1e9)
-        for file in self._files.get_file_info(FileSelector(POSITIONS, allow_not_found=True)):
-            number = Path(file.path).stem
-            if number.isdecimal() and int(number) < min(old_ns, self.table.number):
-                self._files.delete_file(file.path)
+        with _writing(self._location):
+            gone = self.table.delta.vacuum(
+                max(int(after_s / 3600), 1), dry_run=False, enforce_retention_duration=False, full=True
+            )
+            for file in self._files.get_file_info(FileSelector(POSITIONS, allow_not_found=True)):
+                number = Path(file.path).stem
+                if number.isdecimal() and int(number) < min(old_ns, self.table.number):
+                    self._files.delete_file(file.path)
         self.table = open_table(self._location)
         return len(gone)
 
@@ -156,11 +158,14 @@ def _writing(location: ArchiveLocation) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         raise ArchiveError(
-            f"another job has written to the archive {location} meanwhile ({error})",
+            f"another job has written to the archive {location} meanwhile ({reason(error)})",
             do="run one job for an archive; this one has changed nothing",
         ) from error
     except (DeltaError, OSError) as error:
-        raise ArchiveError(f"the archive {location} cannot be written: {error}", do="name another place") from error
+        raise ArchiveError(
+            f"the archive {location} cannot be written: {reason(error)}",
+            do="check the place, and the credentials and the endpoint of an object store",
+        ) from error
 
 
 def _add(file: ArchivedFile, *, data_change: bool) -> AddAction:
