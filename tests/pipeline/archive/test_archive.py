@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -271,6 +271,32 @@ def test_what_a_job_that_died_wrote_is_read_again_and_deleted_later(
         assert job.vacuum() == 1
         assert [tmp_path / file.path for file in job.table.files] == list(tmp_path.rglob("*.parquet"))
     assert archived(tmp_path) == [1, 2]
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_job_that_dies_at_its_commit_has_archived_all_or_nothing(
+    after: bool, servers: tuple[RedisServer, RedisServer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the commit its positions are already written; after it the job has not noticed that it succeeded."""
+    recording = Recording(servers[0])
+    recording.write(1, 2)
+    archive_all(tmp_path, servers[0])
+    recording.write(3, 4)
+    commit = TableWriter._commit
+
+    def dies_at_commit(writer: TableWriter, *details: Any) -> None:
+        if after:
+            commit(writer, *details)
+        raise KeyboardInterrupt
+
+    with ArchiveJob(tmp_path, NOBODY) as job, monkeypatch.context() as broken:
+        broken.setattr(TableWriter, "_commit", dies_at_commit)
+        with pytest.raises(KeyboardInterrupt):
+            job.batch(addresses(servers[0]), run_here)
+    assert archived(tmp_path) == ([1, 2, 3, 4] if after else [1, 2])
+    assert archive_all(tmp_path, servers[0]) == (0 if after else 1)
+    assert archived(tmp_path) == [1, 2, 3, 4]
+    assert table(tmp_path).rows == 4
 
 
 def test_replaced_and_old_files_are_deleted_after_a_delay(
