@@ -81,7 +81,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """State directory of a local cluster; empty means `default_state_dir()`."""
 
     archive_dir: str = ""
-    """Directory of the archive of recorded channels; empty means no archive."""
+    """Directory or URL of the archive of recorded channels; empty means no archive."""
 
     servers: int = 3
     """Number of servers in a local cluster."""

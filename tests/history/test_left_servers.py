@@ -11,8 +11,9 @@ from tests.support.connections import ask
 from tests.support.records import DAY_US, NOON_US, Recording, sequences
 from tests.support.redis_server import RedisServer
 
+from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_table import Positions, open_table
 from shoal.history.channel_history import ChannelHistory
-from shoal.history.manifest import read_manifest
 from shoal.history.server_reader import Login
 from shoal.history.table import to_items
 from shoal.message import Gap, Item
@@ -34,6 +35,10 @@ def archive(directory: Path, *servers: ServerAddress) -> None:
     with ArchiveJob(directory, NOBODY) as job:
         while job.batch(servers, run_here) is not None:
             pass
+
+
+def positions(directory: Path) -> Positions:
+    return open_table(ArchiveLocation.of(directory)).positions
 
 
 def history(
@@ -67,17 +72,14 @@ def test_a_job_notes_when_a_server_left_and_later_times_have_no_gap(
     archive(tmp_path, *servers)
     archive(tmp_path, servers[0])
     now_us = int(time.time() * 1_000_000)
-    manifest = read_manifest(tmp_path)
-    assert manifest is not None
-    assert now_us - 10_000_000 < manifest.left["s2"] <= now_us
+    noted = positions(tmp_path)
+    assert now_us - 10_000_000 < noted.left["s2"] <= now_us
     archive(tmp_path, servers[0])
-    assert read_manifest(tmp_path) == manifest
+    assert positions(tmp_path) == noted
     assert any(isinstance(item, Gap) for item in history(tmp_path, servers[0], since_us=min(NOON_US, now_us)))
     assert not history(tmp_path, servers[0], since_us=max(NOON_US, now_us) + DAY_US)
     archive(tmp_path, *servers)
-    again = read_manifest(tmp_path)
-    assert again is not None
-    assert again.left == {}
+    assert positions(tmp_path).left == {}
 
 
 def test_a_record_lost_by_a_present_server_is_a_gap(tmp_path: Path) -> None:

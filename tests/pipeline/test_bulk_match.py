@@ -22,9 +22,12 @@ from shoal.filters.filter import Filter
 from shoal.filters.index import Index
 from shoal.filters.language import parse
 from shoal.filters.values import Event
-from shoal.history.manifest import ArchivedFile, Manifest, file_path, write_manifest
+from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_table import Positions
 from shoal.history.table import SCHEMA
 from shoal.pipeline import bulk_match, bulk_match_job, event_archive
+from shoal.pipeline.archive.parquet_files import write_files
+from shoal.pipeline.archive.table_writer import create_table
 from shoal.pipeline.filter_sets import FilterSet, attributes_of, keep, opened, read_filters
 
 if TYPE_CHECKING:
@@ -184,14 +187,11 @@ def archive_of_records(folder: Path) -> Path:
             rows.append(recorded("quotes", server, number, sequence=number + 1, payload=b"x", attributes=text))
     rows.append(recorded("quotes", "s2", 7, is_gap=True, gap_from=1, gap_to=2, reason="lost"))
     rows.append(recorded("quotes", "s2", 8, sequence=4, is_end=True))
-    files = []
-    for number, part in enumerate((rows[:5], rows[5:])):
-        path = file_path("2026-01-01", "quotes", f"batch-{number}.parquet")
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(part, SCHEMA), folder / path)
-        files.append(ArchivedFile(path, "quotes", "2026-01-01", len(part), 1, 0, 1, number))
-    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), (folder / path).with_name("unlisted.parquet"))
-    write_manifest(folder, Manifest(files=tuple(files)))
+    location = ArchiveLocation.of(folder)
+    tables = [pa.Table.from_pylist(part, SCHEMA) for part in (rows[:5], rows[5:])]
+    files = [file for table in tables for file in write_files(location, table, "part")]
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), folder / "day=2026-01-01" / "unlisted.parquet")
+    create_table(location, files, Positions())
     return folder
 
 
@@ -339,5 +339,5 @@ def test_a_file_that_was_compacted_away_is_said_with_what_to_do(filter_set: Filt
     archive = event_archive.open_archive(archive_of_records(tmp_path / "archive"))
     for file in (tmp_path / "archive").rglob("*.parquet"):
         file.unlink()
-    with pytest.raises(PipelineError, match=r"compacted while the job ran.*: start the job again"):
+    with pytest.raises(PipelineError, match=r"a file of the archive is gone .*: start the job again"):
         list(archive.read(["channel"]))

@@ -10,7 +10,7 @@ from tests.support.connections import ask
 
 from shoal.cluster.acl import AGENT, PIPELINE, READER
 from shoal.cluster.local import LocalCluster
-from shoal.history.manifest import Manifest
+from shoal.history.archive_table import Positions
 from shoal.history.server_reader import Login
 from shoal.leader.record_watch import RecordWatch
 from shoal.limits import DEFAULT_LIMITS
@@ -50,15 +50,15 @@ async def test_a_server_holds_records_until_they_are_archived(tmp_path: Path, ca
             await until(watch, {server.id})
             login = Login(PIPELINE, passwords[PIPELINE])
             reader = Login(READER, passwords[READER])
-            assert mark_archived([server], login, Manifest()) == []
+            assert mark_archived([server], login, Positions()) == []
             with ArchiveJob(tmp_path, login) as job:
                 job.batch([server], run_here)
                 refusing: set[str] = set()
                 for _ in range(2):
-                    assert mark_archived([server], reader, job.manifest, refusing) == []
+                    assert mark_archived([server], reader, job.positions, refusing) == []
                 assert refusing == {server.id}
                 assert caplog.text.count("server refuses the archived mark") == 1
-                assert mark_archived([server], login, job.manifest) == [server.id]
+                assert mark_archived([server], login, job.positions) == [server.id]
             await until(watch, set())
             say(AGENT, b"XADD", record_key(b"orders"), b"*", b"n", b"2")
             await until(watch, {server.id})

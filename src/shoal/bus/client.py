@@ -79,8 +79,8 @@ def connect(
     asked for the plan if the first does not answer. `?cluster_key=...` pins the cluster's public key.
 
     Enter it (`async with`) or await its `open()`; nothing is sent before. `name` appears in logs and metrics. `archive`
-    is an archive directory, which `subscribe(since=...)` reads in addition to the records. `cache_dir` is the directory
-    of the plan that is used when no place answers; None means the user's cache directory.
+    is the directory or URL of an archive, which `subscribe(since=...)` reads in addition to the records. `cache_dir` is
+    the directory of the plan that is used when no place answers; None means the user's cache directory.
     """
     cache = Path(cache_dir).expanduser() if cache_dir else default_cache_dir()
     return Bus(url, runtime=PRODUCTION, limits=limits, name=name, archive=archive, cache_dir=cache)
@@ -110,7 +110,7 @@ class Bus:
         self._rules = rules
         self.clock = runtime.monotonic
         self._name = name
-        self.archive = Path(archive).expanduser() if archive else None
+        self.archive = archive or None
         self.published = 0
         self._url = url
         self._cache_dir = cache_dir

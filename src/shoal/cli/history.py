@@ -11,7 +11,6 @@ import datetime as dt
 import re
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bus.times import read_time
@@ -55,7 +54,9 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", help="print at most the first N messages")
     parser.add_argument(
-        "--archive", metavar="DIR", help="archive directory (default: the setting archive_dir, else none)"
+        "--archive",
+        metavar="PATH",
+        help="directory or URL of the archive (default: the setting archive_dir, else none)",
     )
     parser.add_argument("--url", metavar="URL", help="shoal://user:password@host:port (default: as `shoal sub`)")
 
@@ -126,8 +127,7 @@ def open_history(args: argparse.Namespace, channel: bytes, since_us: int) -> tup
     servers = Verifier(key).ring(ring).servers
     archive = args.archive or args.settings.archive_dir
     login = Login(source.address.username, source.address.password, source.address.tls)
-    folder = Path(archive).expanduser() if archive else None
-    return ChannelHistory(servers, login, channel, since_us, folder), marks
+    return ChannelHistory(servers, login, channel, since_us, archive or None), marks
 
 
 async def _read_plan(source: PlanSource) -> tuple[bytes, bytes, list[bytes]]:

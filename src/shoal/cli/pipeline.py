@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +16,7 @@ from shoal.cli.output import Subparsers
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
+    from shoal.pipeline.event_archive import TimeSpan
     from shoal.pipeline.session import SessionOptions
 
 JOBS: Final = ("load", "archive", "match", "profiles", "what_if", "forecast")
@@ -50,6 +52,29 @@ def add_spark_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; can be repeated"
     )
+
+
+def add_archive_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a job that reads an archive; `time_span` reads them."""
+    parser.add_argument(
+        "--archive",
+        required=True,
+        metavar="PATH",
+        help="an archive of recorded channels (a directory or a URL), a Parquet file, or a folder of them",
+    )
+    parser.add_argument("--since", metavar="TIME", help="only messages published from then on: 2026-11-01T10:00, or 3d")
+    parser.add_argument("--until", metavar="TIME", help="only messages published before then")
+
+
+def time_span(args: argparse.Namespace) -> TimeSpan:
+    """Return the span of time that `--since` and `--until` give."""
+    from shoal.bus.times import read_time
+    from shoal.pipeline.event_archive import TimeSpan
+
+    since_us, until_us = (read_time(text, time.time()) if text else None for text in (args.since, args.until))
+    if since_us is not None and until_us is not None and since_us >= until_us:
+        raise ConfigError(f"--since {args.since} is not before --until", do="give an earlier time")
+    return TimeSpan(since_us, until_us)
 
 
 def session_options(args: argparse.Namespace, name: str) -> SessionOptions:

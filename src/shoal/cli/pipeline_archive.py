@@ -1,4 +1,4 @@
-"""`shoal pipeline archive`: writes recorded channels to Parquet.
+"""`shoal pipeline archive`: writes recorded channels to a table of Parquet files.
 
 Owns the output and the schedule of batches. The work is in `shoal.pipeline.archive`.
 """
@@ -10,9 +10,9 @@ import asyncio
 import signal
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError, ShoalError
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 INTERVAL_S: Final = 10.0
 """Pause after everything has been archived, in s."""
 
+VACUUM_EVERY_S: Final = 3600.0
+"""Pause between two searches for files to delete; each lists the whole archive."""
+
 
 def add(jobs: Subparsers) -> None:
     """Add the job to `shoal pipeline`."""
@@ -37,17 +40,29 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "archive",
         run,
-        "write recorded channels to Parquet files",
+        "write recorded channels to a Delta table",
         example="shoal pipeline archive --once --archive /data/shoal --json\n"
-        "shoal pipeline archive --archive /data/shoal --compact",
-        description="Write the servers' records to Parquet, by day and channel. Readers that follow the manifest "
-        "(as `shoal history` does) see each message once, even if the job is killed and restarted.",
+        "shoal pipeline archive --archive s3://bucket/shoal --retain 90d",
+        description="Write the servers' records to a Delta table of Parquet files, by day and channel. Each record is "
+        "archived once, even if the job is killed and restarted.",
     )
-    parser.add_argument("--archive", metavar="DIR", help="archive directory (default: the setting archive_dir)")
+    parser.add_argument(
+        "--archive", metavar="PATH", help="directory or URL of the archive (default: the setting archive_dir)"
+    )
+    parser.add_argument(
+        "--migrate", action="store_true", help="turn an archive of an older version into a table, and exit"
+    )
     parser.add_argument(
         "--once", action="store_true", help="archive the existing entries and exit; otherwise run until interrupted"
     )
     parser.add_argument("--compact", action="store_true", help="merge small files, even if there are only a few")
+    parser.add_argument("--retain", metavar="AGE", help="remove files whose messages are all older: 90d")
+    parser.add_argument(
+        "--vacuum",
+        metavar="AGE",
+        default="7d",
+        help="delete files that left the table this long ago; at least 1h, for readers that have begun (default 7d)",
+    )
     parser.add_argument(
         "--interval",
         type=float,
@@ -63,46 +78,78 @@ def add(jobs: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Archive until done, or until interrupted."""
     from shoal.cli.pipeline import session_options
+    from shoal.history.archive_location import ArchiveLocation, require_deltalake
     from shoal.pipeline.archive.job import BATCH_ROWS, ArchiveJob, on_spark
     from shoal.pipeline.session import running
 
     if not (args.archive or args.settings.archive_dir):
-        raise ConfigError("no archive given", do="give --archive DIR, or set archive_dir")
+        raise ConfigError("no archive given", do="give --archive PATH, or set archive_dir")
     if args.batch_rows is not None and args.batch_rows < 1:
         raise ConfigError(f"--batch-rows is {args.batch_rows}", do="give a number above 0")
-    archive = Path(args.archive or args.settings.archive_dir).expanduser().absolute()
+    archive = ArchiveLocation.of(args.archive or args.settings.archive_dir).url
+    require_deltalake()
+    if args.migrate:
+        return _migrate(args, archive)
+    ages = _Ages(args)
     options = session_options(args, "shoal archive")
     cluster = _Cluster(args)
     began = time.monotonic()
     done = _Done()
-    with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job:
-        if job.removed:
-            note(f"removed {job.removed} files of an interrupted job; their entries will be read again")
-        with running(options) as spark:
-            _work(job, on_spark(spark), cluster, args, done)
+    with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job, running(options) as spark:
+        _work(job, on_spark(spark), cluster, args, ages, done)
     seconds = time.monotonic() - began
     facts = {
-        "archive": str(archive),
+        "archive": archive,
         "batches": done.batches,
         "rows": done.rows,
         "files": done.files,
         "compacted": done.compacted,
-        "removed": job.removed,
+        "removed": done.removed,
+        "vacuumed": done.vacuumed,
         "unreachable": job.unreachable,
         "rows_per_s": round(done.rows / done.seconds) if done.seconds else 0,
-        "archived_rows": job.manifest.rows,
-        "archived_files": len(job.manifest.files),
+        "archived_rows": job.table.rows,
+        "archived_files": len(job.table.files),
         "seconds": round(seconds, 3),
     }
     result(args, facts, f"{done.rows} rows in {done.files} files, {done.compacted} files merged")
     return 0 if not job.unreachable else 1
 
 
+def _migrate(args: argparse.Namespace, archive: str) -> int:
+    from shoal.pipeline.archive.migration import migrate
+
+    files = migrate(archive)
+    result(args, {"archive": archive, "migrated_files": files}, f"{archive} is now a table of {files} files")
+    return 0
+
+
+class _Ages:
+    """How long messages are retained, and files that left the table are kept."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from shoal.pipeline.archive.table_writer import VACUUM_S_MIN
+
+        self.retain_s = None if args.retain is None else _seconds("--retain", args.retain)
+        self.vacuum_s = _seconds("--vacuum", args.vacuum)
+        if self.vacuum_s < VACUUM_S_MIN:
+            raise ConfigError(f"--vacuum is {args.vacuum}", do="give at least 1h: readers may still use the files")
+
+
+def _seconds(flag: str, text: str) -> float:
+    """Return an age in seconds."""
+    now_s = time.time()
+    age_s = now_s - read_time(text, now_s) / 1e6
+    if age_s <= 0:
+        raise ConfigError(f"{flag} is {text}", do="give an age: 30d, 12h")
+    return age_s
+
+
 class _Done:
     """Totals of the job so far."""
 
     def __init__(self) -> None:
-        self.batches = self.rows = self.files = self.compacted = 0
+        self.batches = self.rows = self.files = self.compacted = self.removed = self.vacuumed = 0
         self.seconds = 0.0
 
     def count(self, progress: BatchResult) -> None:
@@ -113,18 +160,26 @@ class _Done:
         self.seconds += progress.seconds
 
 
-def _work(job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, done: _Done) -> None:
+def _work(
+    job: ArchiveJob, runner: Runner, cluster: _Cluster, args: argparse.Namespace, ages: _Ages, done: _Done
+) -> None:
     from shoal.pipeline.archive.archived_mark import mark_archived
 
     ended, refusing = threading.Event(), set[str]()
+    vacuum_at_s = time.monotonic()
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: ended.set())
     while not ended.is_set():
         _archive(job, runner, cluster, ended, done, once=args.once)
         for server, why in job.unreachable.items():
             note(f"server {server} is unreachable; its records will be archived later: {why}")
-        mark_archived(cluster.servers(), cluster.login, job.manifest, refusing)
+        mark_archived(cluster.servers(), cluster.login, job.positions, refusing)
         done.compacted += job.compact(runner, 2) if args.compact else job.compact(runner)
+        if ages.retain_s is not None:
+            done.removed += job.retain(int((time.time() - ages.retain_s) * 1_000_000))
+        if time.monotonic() >= vacuum_at_s:
+            done.vacuumed += job.vacuum(ages.vacuum_s)
+            vacuum_at_s = time.monotonic() + VACUUM_EVERY_S
         if args.once:
             return
         ended.wait(args.interval)
@@ -142,7 +197,7 @@ def _archive(
         total = progress.entries + progress.behind
         share = 100 * progress.entries // total if total else 100
         note(
-            f"batch {progress.batch}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
+            f"batch {done.batches}: {progress.rows} rows in {progress.files} files, {progress.seconds:.1f} s"
             f" ({share} % of the available entries)"
         )
         goal = job.ends if goal is None else goal

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.pipeline import add_spark_flags, session_options
+from shoal.cli.pipeline import add_archive_flags, add_spark_flags, session_options, time_span
 
 if TYPE_CHECKING:
     from shoal.pipeline.bulk_match_job import MatchResult
@@ -35,9 +35,7 @@ def add(jobs: Subparsers) -> None:
         "is an attribute.",
     )
     parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="file with one filter per line")
-    parser.add_argument(
-        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file or a folder of them"
-    )
+    add_archive_flags(parser)
     parser.add_argument(
         "--output",
         choices=("counts", "ids", "rows"),
@@ -55,9 +53,10 @@ def run_match(args: argparse.Namespace) -> int:
 
     if args.out is not None:
         bulk_match_job.check_out(args.out, args.archive)
+    span = time_span(args)
     filters = filter_set(args)
     if args.in_process:
-        found = bulk_match_job.match_in_process(filters, args.archive, args.output, args.out)
+        found = bulk_match_job.match_in_process(filters, args.archive, args.output, args.out, span)
     else:
         from shoal.pipeline.session import running
         from shoal.pipeline.spark.progress import shown
@@ -65,7 +64,7 @@ def run_match(args: argparse.Namespace) -> int:
         options = session_options(args, "shoal match")
         note("starting Spark")
         with running(options) as spark, shown(spark, "tasks", note):
-            found = bulk_match_job.match_on_spark(spark, filters, args.archive, args.output, args.out)
+            found = bulk_match_job.match_on_spark(spark, filters, args.archive, args.output, args.out, span)
     facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
     result(args, facts, _text(found))
     return 0

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.pipeline import add_spark_flags, session_options
+from shoal.cli.pipeline import add_archive_flags, add_spark_flags, session_options, time_span
 
 
 def add(jobs: Subparsers) -> None:
@@ -27,9 +27,7 @@ def add(jobs: Subparsers) -> None:
         "and bandwidth for each filter, and the overlap of each overlapping pair. Writes tables in Parquet.",
     )
     parser.add_argument("--filters", type=Path, required=True, metavar="FILE", help="file with one filter per line")
-    parser.add_argument(
-        "--archive", type=Path, required=True, metavar="PATH", help="a Parquet file or a folder of them"
-    )
+    add_archive_flags(parser)
     parser.add_argument(
         "--sample", type=int, default=2048, metavar="N", help="number of sampled publications (default %(default)s)"
     )
@@ -62,7 +60,7 @@ def run_profiles(args: argparse.Namespace) -> int:
             "--sample or --overlap-min is out of range", do="give --sample above 0, and --overlap-min from 0 to 1"
         )
     options = profiles_job.ProfileOptions(
-        samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min
+        samples=args.sample, seed=args.seed, rate=args.rate, overlap_min=args.overlap_min, span=time_span(args)
     )
     make_folder(args.out)
     filters, ids = filter_set(args), read_filters(args.filters)

@@ -6,7 +6,8 @@
     server_reader.py    a blocking connection to one server
     record_reader.py    reads the records of one server
     merge.py            rows of several servers as one history: each message once, in order, with gaps
-    manifest.py         the list of what an archive holds
+    archive_location.py where an archive is: a directory, or a place in an object store
+    archive_table.py    an archive as a Delta table: its files, and how far records were read into it
     archive.py          reads rows of an archive
     channel_history.py  the history of one channel, from archive and records
 

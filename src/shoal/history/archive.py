@@ -1,76 +1,83 @@
-"""Reads rows of an archive, as listed in its manifest.
+"""Reads rows of an archive.
 
-Owns reading only, with Arrow and without Spark. The archive job may replace files meanwhile. Replaced files stay for a
-while; if one is gone, the reader reads the manifest again.
+Owns reading only, with Arrow and without Spark. The archive job may replace files meanwhile. Replaced files stay for
+days; a reader whose file is gone reads the table again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
+import pyarrow.dataset as ds
 
 from shoal.errors import ArchiveError
-from shoal.history.manifest import Manifest, check_new, read_manifest
+from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_table import ArchiveTable, open_table
 from shoal.history.table import SCHEMA, TIME, dedupe
 
+if TYPE_CHECKING:
+    from pyarrow.fs import FileSystem
+
 ATTEMPTS: Final = 3
-"""How often the manifest is read when a listed file is gone."""
+"""How often the table is read when one of its files is gone."""
 
 
 def read_archive(
-    archive: Path, channel: str | None, from_us: int | None = None, to_us: int | None = None
-) -> tuple[Manifest, pa.Table]:
-    """The manifest, and the rows of a channel (None: all channels) published from `from_us` up to `to_us` (exclusive),
-    each message once. ArchiveError for a directory with files and no manifest."""
+    archive: str | Path, channel: str | None, from_us: int | None = None, to_us: int | None = None
+) -> tuple[ArchiveTable, pa.Table]:
+    """The table, and the rows of a channel (None: all channels) published from `from_us` up to `to_us` (exclusive),
+    each message once. ArchiveError if there is no archive, or if it is damaged."""
+    location = ArchiveLocation.of(archive)
     for attempt in range(ATTEMPTS):
-        manifest = read_manifest(archive)
-        if manifest is None:
-            check_new(archive)
-            manifest = Manifest()
+        table = open_table(location)
+        paths = [file.path for file in table.files if file.may_hold(channel, from_us, to_us)]
         try:
-            tables = [
-                read_file(archive / file.path, channel, from_us, to_us)
-                for file in manifest.chosen(channel, from_us, to_us)
-            ]
+            rows = read_files(location.filesystem(), paths, channel=channel, from_us=from_us, to_us=to_us)
         except FileNotFoundError as error:
             if attempt + 1 < ATTEMPTS:
                 continue
             raise ArchiveError(
-                f"the manifest lists {error.filename or error}, but the archive does not have it",
-                do="restore the file, or remove its entry from manifest.json and accept the loss",
+                f"a file of the archive {location} is missing: {error}", do="restore a copy of the file"
             ) from error
-        return manifest, dedupe(pa.concat_tables([SCHEMA.empty_table(), *tables]))
+        return table, dedupe(rows)
     raise AssertionError("the last attempt returns or raises")
 
 
-def read_file(path: Path, channel: str | None, from_us: int | None, to_us: int | None) -> pa.Table:
-    """The rows of one file; ArchiveError if it is damaged or of another version, FileNotFoundError if it is gone."""
-    table = read_columns(path)
-    if not table.schema.equals(SCHEMA):
-        raise ArchiveError(
-            f"{path} does not have the columns that this version of Shoal reads",
-            do="read it with the version of Shoal that wrote it",
-        )
-    kept = None
-    if channel is not None:
-        kept = pc.equal(table["channel"], channel)
-    for bound, compare in ((from_us, pc.greater_equal), (to_us, pc.less)):
-        if bound is not None:
-            within = compare(table["published_at"], pa.scalar(bound, pa.int64()).cast(TIME))
-            kept = within if kept is None else pc.and_(kept, within)
-    return (table if kept is None else table.filter(kept)).replace_schema_metadata(SCHEMA.metadata)
-
-
-def read_columns(path: Path | str, columns: Sequence[str] | None = None) -> pa.Table:
-    """Columns (None: all) of one file; ArchiveError if it is damaged, FileNotFoundError if it is gone."""
+def read_files(
+    files: FileSystem,
+    paths: Sequence[str],
+    columns: Sequence[str] | None = None,
+    *,
+    channel: str | None = None,
+    from_us: int | None = None,
+    to_us: int | None = None,
+) -> pa.Table:
+    """Columns (None: all) of the selected rows of some files, with null where a file does not have a column.
+    ArchiveError if a file is damaged, FileNotFoundError if it is gone."""
+    wanted = SCHEMA if columns is None else pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
+    if not paths:
+        return wanted.empty_table()
+    dataset = ds.FileSystemDataset.from_paths(paths, SCHEMA, ds.ParquetFileFormat(), files)
     try:
-        return pq.read_table(path, columns=columns, use_threads=False, partitioning=None)
+        table = dataset.to_table(columns, selection(channel, from_us, to_us), use_threads=False)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
-        raise ArchiveError(f"{path} cannot be read: {error}", do="restore a copy of the file") from error
+        raise ArchiveError(f"a file of the archive cannot be read: {error}", do="restore a copy of the file") from error
+    return table.cast(wanted)
+
+
+def selection(channel: str | None, from_us: int | None, to_us: int | None) -> ds.Expression | None:
+    """The rows of a channel and a time span, as a condition of Arrow; None: all rows."""
+    conditions = [] if channel is None else [ds.field("channel") == channel]
+    if from_us is not None:
+        conditions.append(ds.field("published_at") >= pa.scalar(from_us, pa.int64()).cast(TIME))
+    if to_us is not None:
+        conditions.append(ds.field("published_at") < pa.scalar(to_us, pa.int64()).cast(TIME))
+    chosen = None
+    for condition in conditions:
+        chosen = condition if chosen is None else chosen & condition
+    return chosen

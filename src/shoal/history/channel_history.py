@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 
 from shoal.errors import ShoalError
 from shoal.history.archive import read_archive
+from shoal.history.archive_table import Positions
 from shoal.history.entry_decoder import TIME_US_MAX, decode_entries, recorded_ms
-from shoal.history.manifest import Manifest
 from shoal.history.merge import HOLE, merge_rows
 from shoal.history.record_reader import BEGINNING, RecordPosition, RecordReader, entry_key, last_position
 from shoal.history.row_selection import take
@@ -47,7 +47,7 @@ class ChannelHistory:
         login: Login,
         channel: bytes,
         since_us: int,
-        archive: Path | None,
+        archive: str | Path | None,
         runtime: Runtime = PRODUCTION,
     ) -> None:
         self.channel = channel
@@ -62,14 +62,15 @@ class ChannelHistory:
         self._positions: dict[str, RecordPosition] = {}
         self._lost: dict[str, pa.Table] = {}
         """By server: a gap for a record that was lost."""
-        self._archived: Manifest | None = None
+        self._archived: Positions | None = None
         self._rows = SCHEMA.empty_table()
 
     def read(self) -> None:
         """Reads the entries that are new since the last call; the first call also reads the archive."""
         tables = [self._rows]
         if self._archive is not None and self._archived is None:
-            self._archived, rows = read_archive(self._archive, self._name, self._since_us)
+            archived, rows = read_archive(self._archive, self._name, self._since_us)
+            self._archived = archived.positions
             tables.append(rows)
         self.unreachable = {}
         for server in self._servers:
@@ -106,7 +107,7 @@ class ChannelHistory:
         """
         server = reader.server.id
         self._lost.pop(server, None)
-        last = self._archived.position(server, record_name(self.channel)) if self._archived else BEGINNING
+        last = self._archived.of(server, record_name(self.channel)) if self._archived else BEGINNING
         if position == BEGINNING != last and self._may_concern(reader.started_ms() * 1000):
             why = f"server {server} has lost its record, which was archived up to {last.entry}"
             self._lost[server] = self._gap_after(server, last, why)
@@ -125,7 +126,7 @@ class ChannelHistory:
         entry before, by which dropped entries are noticed; None if dropped entries do not matter."""
         archived = BEGINNING
         if self._archived is not None:
-            archived = self._archived.position(reader.server.id, record_name(self.channel))
+            archived = self._archived.of(reader.server.id, record_name(self.channel))
         begin_ms = max(int(self._since_us / 1000 - CLOCKS_S_MAX * 1000), 0)
         wanted = f"{begin_ms}-0"
         end = reader.end(self.channel)
@@ -144,7 +145,7 @@ class ChannelHistory:
             return []
         here = {server.id for server in self._servers} | {*self._positions}
         gaps = []
-        for server, records in self._archived.positions.items():
+        for server, records in self._archived.records.items():
             last = records.get(record_name(self.channel))
             gone_us = self._archived.left.get(server, TIME_US_MAX)
             if last is not None and server not in here and self._may_concern(gone_us):

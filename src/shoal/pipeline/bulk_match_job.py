@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
+from shoal.history.archive_location import ArchiveLocation
 from shoal.pipeline import bulk_match, event_archive
 from shoal.pipeline.bulk_match import Output, Query
-from shoal.pipeline.event_archive import EventArchive
+from shoal.pipeline.event_archive import ALWAYS, EventArchive, TimeSpan
 from shoal.pipeline.filter_sets import FilterSet, opened
 from shoal.pipeline.job_folders import make_folder
 from shoal.pipeline.spark.tasks import Task
@@ -57,9 +58,11 @@ class MatchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The filters that matched most events, and how many."""
 
 
-def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path | None = None) -> MatchResult:
+def match_in_process(
+    filters: FilterSet, path: str | Path, output: Output, out: Path | None = None, span: TimeSpan = ALWAYS
+) -> MatchResult:
     """Runs the job on one core of this process."""
-    archive = event_archive.open_archive(path)
+    archive = event_archive.open_archive(path, span)
     query = bulk_match.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     index = opened(filters.path, filters.version)
@@ -84,10 +87,15 @@ def match_in_process(filters: FilterSet, path: Path, output: Output, out: Path |
 
 
 def match_on_spark(
-    spark: SparkSession, filters: FilterSet, path: Path, output: Output, out: Path | None = None
+    spark: SparkSession,
+    filters: FilterSet,
+    path: str | Path,
+    output: Output,
+    out: Path | None = None,
+    span: TimeSpan = ALWAYS,
 ) -> MatchResult:
     """Runs the job on Spark. Spark sends the index file to the workers, which may be on other machines."""
-    archive = event_archive.open_archive(path)
+    archive = event_archive.open_archive(path, span)
     query = bulk_match.query_of(archive.schema, output, filters.attributes)
     _warm(filters, archive, query)
     spark.sparkContext.addFile(filters.path)
@@ -207,7 +215,7 @@ def _of_counts(filters: FilterSet, table: pa.Table, events: int, began: float, o
     )
 
 
-def _written(table: pa.Table, out: Path | None, archive: Path) -> Path | None:
+def _written(table: pa.Table, out: Path | None, archive: str | Path) -> Path | None:
     if out is None:
         return None
     where = _new_file(out, archive)
@@ -215,11 +223,14 @@ def _written(table: pa.Table, out: Path | None, archive: Path) -> Path | None:
     return where
 
 
-def check_out(out: Path, archive: Path) -> Path:
+def check_out(out: Path, archive: str | Path) -> Path:
     """The path of the output, whose current contents the job replaces. PipelineError if no job has written those."""
     where = out / OUT_FILE
-    if where.exists() and (
-        where.resolve().is_relative_to(archive.resolve()) or archive.resolve().is_relative_to(where.resolve())
+    folder = ArchiveLocation.of(archive).folder
+    if (
+        folder is not None
+        and where.exists()
+        and (where.resolve().is_relative_to(folder.resolve()) or folder.resolve().is_relative_to(where.resolve()))
     ):
         raise PipelineError(f"{where} is part of the archive", do="name another folder with --out")
     if where.exists() and not event_archive.is_output(where):
@@ -228,7 +239,7 @@ def check_out(out: Path, archive: Path) -> Path:
     return where
 
 
-def _new_file(out: Path, archive: Path) -> Path:
+def _new_file(out: Path, archive: str | Path) -> Path:
     """The path of the output, with what was there removed. A job on Spark writes a folder, a job in process a file, and
     either may follow the other."""
     where = check_out(out, archive)

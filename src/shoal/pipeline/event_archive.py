@@ -4,18 +4,19 @@ Owns the reading of both kinds of archive:
 
 - Parquet: any Parquet file, or a folder of them. Folders named `name=value` are columns. Files whose names begin with
   `_` or `.` are ignored. On request each row comes with its place: `file`, relative to the archive, and `row`.
-- recorded: the archive of recorded channels, read by its manifest. Each message comes once; gaps and stream ends are
-  left out. A worker reads one day of one channel at once, in memory, because all copies of a message are there.
+- recorded: the archive of recorded channels, also in an object store, and also a part of its time. Each message comes
+  once; gaps and stream ends are left out. A worker reads one day of one channel at once, in memory, because all copies
+  of a message are there.
 
 On Spark, a task gets exactly the batches that `read` gives in process. Workers read the files themselves, with Arrow,
-so they must see them under the same path as the driver.
+so they must see them under the same path or URL as the driver.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 from urllib.parse import unquote
 
 import msgspec
@@ -25,8 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
-from shoal.history import manifest as manifests
-from shoal.history.archive import read_columns
+from shoal.history.archive import read_files
+from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_table import ArchiveTable, channel_groups, check_migrated, open_table
 from shoal.history.table import SCHEMA, dedupe
 from shoal.pipeline.bulk_match import PLACE
 from shoal.pipeline.spark.tasks import Task, map_numbers
@@ -71,11 +73,30 @@ class EventArchive(Protocol):
         """The results of a task over the batches; `schema` is that of the results."""
 
 
-def open_archive(path: Path) -> EventArchive:
-    """The archive at a path. PipelineError if there is none."""
-    if not path.exists():
+class TimeSpan(NamedTuple):
+    """A span of `published_at`, in microseconds since 1970; None is open."""
+
+    from_us: int | None = None
+    to_us: int | None = None
+
+
+ALWAYS: Final = TimeSpan()
+
+
+def open_archive(path: str | Path, span: TimeSpan = ALWAYS) -> EventArchive:
+    """The archive at a path or URL. PipelineError if there is none, or if a span is wanted of one that has no times."""
+    location = ArchiveLocation.of(path)
+    folder = location.folder
+    if folder is not None and not folder.exists():
         raise PipelineError(f"there is no archive at {path}", do=_ADVICE)
-    return RecordedArchive(path) if (path / manifests.NAME).is_file() else ParquetArchive(path)
+    check_migrated(location)
+    if folder is None or (folder / "_delta_log").is_dir():
+        return RecordedArchive(open_table(location), span)
+    if span != ALWAYS:
+        raise PipelineError(
+            f"{path} is not an archive of recorded channels", do="leave out --since and --until, or name another one"
+        )
+    return ParquetArchive(folder)
 
 
 class RowGroups(msgspec.Struct, frozen=True):
@@ -154,16 +175,18 @@ class ParquetArchive:
 
 
 class RecordedArchive:
-    """The archive of recorded channels, as listed in its manifest now."""
+    """The archive of recorded channels as it is now, or a span of it."""
 
-    def __init__(self, path: Path) -> None:
-        found = manifests.read_manifest(path)
-        if found is None or not found.files:
-            raise PipelineError(f"the archive {path} is empty", do="run `shoal pipeline archive` first")
-        days: dict[tuple[str, str], list[str]] = {}
-        for file in found.files:
-            days.setdefault((file.day, file.channel), []).append(str((path / file.path).resolve()))
-        self._days = [days[key] for key in sorted(days)]
+    def __init__(self, table: ArchiveTable, span: TimeSpan) -> None:
+        files = [file for file in table.files if file.may_hold(None, *span)]
+        if not files:
+            raise PipelineError(
+                f"the archive {table.location} has no messages of that time",
+                do="give another time, or run `shoal pipeline archive` first",
+            )
+        self._location = table.location
+        self._span = span
+        self._days = [[file.path for file in group] for group in channel_groups(files)]
 
     @property
     def schema(self) -> pa.Schema:
@@ -172,33 +195,35 @@ class RecordedArchive:
 
     def read(self, columns: Sequence[str], *, place: bool = False) -> Iterator[pa.RecordBatch]:
         """The batches, one day of one channel after the other. Messages have keys, so `place` is not used."""
-        return _messages(self._days, columns)
+        return _messages(self._location, self._days, self._span, columns)
 
     def on_spark(
         self, spark: SparkSession, columns: Sequence[str], task: Task, schema: pa.Schema, *, place: bool = False
     ) -> DataFrame:
         """Each Spark task reads all files of one day of one channel."""
-        days, wanted = self._days, list(columns)
+        location, days, span, wanted = self._location, self._days, self._span, list(columns)
 
         def run(number: int) -> Iterator[pa.RecordBatch]:
-            return task(_messages([days[number]], wanted))
+            return task(_messages(location, [days[number]], span, wanted))
 
         return map_numbers(spark, len(days), run, schema)
 
 
-def _messages(days: Iterable[Sequence[str]], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The messages in some days of channels, each once."""
+def _messages(
+    location: ArchiveLocation, days: Iterable[Sequence[str]], span: TimeSpan, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """The messages of a span in some days of channels, each once."""
     wanted = [name for name in SCHEMA.names if name in {*columns, *_SAME}]
-    for files in days:
+    filesystem = location.filesystem()
+    for paths in days:
         try:
-            parts = [read_columns(file, wanted) for file in files]
+            rows = dedupe(read_files(filesystem, paths, wanted, from_us=span.from_us, to_us=span.to_us))
         except FileNotFoundError as error:
             raise PipelineError(
-                f"a file of the archive is gone ({error}): the archive was compacted while the job ran, and replaced "
-                "files are removed after ten minutes",
+                f"a file of the archive is gone ({error}): it was replaced or removed, and the job ran for longer than "
+                "the archive keeps such files",
                 do="start the job again",
             ) from error
-        rows = dedupe(pa.concat_tables(parts))
         rows = rows.filter(pc.invert(pc.or_(rows["is_gap"], rows["is_end"]))).select(list(columns))
         yield from rows.combine_chunks().to_batches(READ_ROWS)
 

@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 
 from shoal.errors import PipelineError
 from shoal.pipeline import bulk_match, event_archive, profiles
+from shoal.pipeline.event_archive import ALWAYS, TimeSpan
 from shoal.pipeline.filter_sets import FilterSet, opened
 from shoal.pipeline.job_folders import make_folder
 from shoal.pipeline.profiles import Bits, Sample
@@ -47,6 +48,8 @@ class ProfileOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 1
     rate: float | None = None
     """Publications a second in total; None: the rate of the archive, if it has times."""
+    span: TimeSpan = ALWAYS
+    """The part of the archive that is sampled."""
     overlap_min: float = 0.1
     """Pairs with a lower Jaccard index are left out."""
 
@@ -66,7 +69,7 @@ class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
 def run(
     filters: FilterSet,
     ids: Iterable[int],
-    path: Path,
+    path: str | Path,
     options: ProfileOptions,
     out: Path,
     spark: SparkSession | None = None,
@@ -99,8 +102,8 @@ def run(
     )
 
 
-def _sample(filters: FilterSet, path: Path, options: ProfileOptions, spark: SparkSession | None) -> Sample:
-    archive = event_archive.open_archive(path)
+def _sample(filters: FilterSet, path: str | Path, options: ProfileOptions, spark: SparkSession | None) -> Sample:
+    archive = event_archive.open_archive(path, options.span)
     query = bulk_match.query_of(archive.schema, "ids", filters.attributes)
     columns = [name for name in archive.schema.names if name in {*query.columns, profiles.PAYLOAD, "published_at"}]
     count, seed = options.samples, options.seed

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import cast
 
 import pyarrow as pa
+import pytest
 from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
+from shoal import cli
 from shoal.cli.pipeline_archive import _archive, _Cluster, _Done
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
@@ -44,8 +46,8 @@ def test_once_is_all_that_there_was_and_no_more(tmp_path: Path) -> None:
         cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
         _archive(job, grows, cluster, ended, done, once=True)
         assert not ended.is_set(), "a busy channel keeps it for ever"
-        assert job.manifest.position("s1", record_name(b"quiet")).number == 35
-        assert job.manifest.position("s1", record_name(b"busy")).number >= 10
+        assert job.positions.of("s1", record_name(b"quiet")).number == 35
+        assert job.positions.of("s1", record_name(b"busy")).number >= 10
         assert done.batches == 4
 
 
@@ -60,4 +62,20 @@ def test_a_batch_that_can_read_nothing_is_not_tried_again_at_once(tmp_path: Path
         done = _Done()
         cluster = cast(_Cluster, _OneServer(ServerAddress("s1", server.host, server.port)))
         _archive(job, refused, cluster, threading.Event(), done, once=False)
-        assert (done.batches, [*job.unreachable], job.manifest.batch) == (1, ["s1"], 0)
+        assert (done.batches, [*job.unreachable], job.table.delta.version()) == (1, ["s1"], 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--vacuum", "10m"), "--vacuum is 10m: give at least 1h"),
+        (("--retain", "2100-01-01"), "--retain is 2100-01-01: give an age"),
+        (("--retain", "soon"), "'soon' is not a time"),
+    ],
+)
+def test_ages_are_checked_before_anything_starts(
+    words: tuple[str, str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["pipeline", "archive", "--once", "--archive", str(tmp_path / "new"), *words]) == 1
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()

@@ -1,38 +1,54 @@
-"""Files are put together in groups that a worker can hold, by what they take in memory."""
+"""A compaction merges small files of a day that share channels; what it has merged is left alone."""
 
 from __future__ import annotations
 
-from shoal.history.manifest import ArchivedFile, Manifest
-from shoal.pipeline.archive.batch_plan import plan_groups
-
-MIB = 1 << 20
+from shoal.history.archive_table import ArchivedFile, channel_groups
+from shoal.pipeline.archive.batch_plan import SMALL_BYTES, plan_groups
 
 
-def files(count: int, raw_bytes: int, name: str = "batch") -> Manifest:
-    return Manifest(
-        files=tuple(
-            ArchivedFile(f"data/x/{name}-{i}.parquet", "orders", "2026-11-01", 10, 1000, i, i, 1, raw_bytes)
-            for i in range(count)
-        )
+def file(name: str, channel: str = "orders", last: str | None = None, day: int = 1, size: int = 1000) -> ArchivedFile:
+    return ArchivedFile(
+        path=f"day=2026-11-{day:02d}/{name}.parquet",
+        day=f"2026-11-{day:02d}",
+        channel=channel,
+        channel_max=last or channel,
+        rows=10,
+        bytes=size,
+        from_us=0,
+        to_us=1,
     )
 
 
-def groups(manifest: Manifest, files_min: int = 32) -> list[int]:
-    return [len(paths) for paths in plan_groups(manifest, files_min)["paths"].to_pylist()]
+def files(count: int, name: str = "part", size: int = 1000) -> list[ArchivedFile]:
+    return [file(f"{name}-{number}", size=size) for number in range(count)]
 
 
-def test_groups_are_bounded_by_what_their_rows_take_in_memory() -> None:
-    assert groups(files(40, MIB)) == [40]
-    assert groups(files(40, 100 * MIB)) == [5] * 8
-
-
-def test_a_file_of_an_older_manifest_counts_as_much_as_it_may_hold() -> None:
-    assert groups(files(40, 0)) == [8] * 5
-    assert groups(files(40, 0, "compact")) == []
+def sizes(found: list[ArchivedFile], files_min: int = 32) -> list[int]:
+    return [len(group) for group in plan_groups(found, files_min)]
 
 
 def test_few_files_and_large_ones_are_left() -> None:
-    assert groups(files(31, MIB)) == []
-    assert groups(files(3, MIB), 2) == [3]
-    assert groups(files(40, 300 * MIB)) == []
-    assert groups(files(41, 100 * MIB)) == [5] * 8
+    assert sizes(files(32)) == [32]
+    assert sizes(files(31)) == []
+    assert sizes(files(3), 2) == [3]
+    assert sizes(files(1), 1) == []
+    assert sizes(files(40, size=SMALL_BYTES)) == []
+
+
+def test_days_and_channels_stay_apart() -> None:
+    found = [file(f"part-{n}", channel, day=day) for n in range(2) for channel in ("a", "b") for day in (1, 2)]
+    assert sizes(found, 2) == [2, 2, 2, 2]
+
+
+def test_what_a_compaction_wrote_is_merged_only_with_new_files() -> None:
+    assert sizes(files(5, "compact"), 2) == []
+    assert sizes([*files(5, "compact"), *files(1)], 2) == [6]
+
+
+def test_a_file_with_several_channels_belongs_to_all_of_them() -> None:
+    found = [file("a", "a"), file("c", "c"), file("all", "a", "c"), file("d", "d"), file("next", "a", day=2)]
+    assert [[one.path[15:-8] for one in group] for group in channel_groups(found)] == [
+        ["a", "all", "c"],
+        ["d"],
+        ["next"],
+    ]

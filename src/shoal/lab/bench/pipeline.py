@@ -27,7 +27,7 @@ WORDS: Final = {
     pipeline_load.BACKLOG: "rows of channels in telemetry records that wait on real servers, through source and fold",
     pipeline_load.LIVE: "what agents would write each second, a micro-batch a second; delay_s: from the end of a "
     "second to its closed window",
-    pipeline_archive.ON_SPARK: "recorded messages of real servers into Parquet files and a manifest, by Spark",
+    pipeline_archive.ON_SPARK: "recorded messages of real servers into a Delta table, by Spark",
     pipeline_archive.ONE_CORE: "the same by the same function in one process",
     **pipeline_source.WORDS,
     **pipeline_match.WORDS,

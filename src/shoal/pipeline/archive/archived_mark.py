@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from shoal.errors import ShoalError
-from shoal.history.manifest import Manifest
+from shoal.history.archive_table import Positions
 from shoal.history.record_reader import RecordReader
 from shoal.history.server_reader import Login
 from shoal.logs import get_log
@@ -20,7 +20,7 @@ _log: Final = get_log(__name__)
 
 
 def mark_archived(
-    servers: Sequence[ServerAddress], login: Login, manifest: Manifest, refusing: set[str] | None = None
+    servers: Sequence[ServerAddress], login: Login, positions: Positions, refusing: set[str] | None = None
 ) -> list[str]:
     """Marks all servers whose records are archived to their ends, and returns their ids.
 
@@ -34,7 +34,7 @@ def mark_archived(
             with RecordReader(server, login) as reader:
                 now_ms = reader.clock_ms()  # read before the ends: entries that come later are not archived
                 if all(
-                    reader.end(channel).key <= manifest.position(server.id, record_name(channel)).key
+                    reader.end(channel).key <= positions.of(server.id, record_name(channel)).key
                     for channel in reader.channels()
                 ):
                     if reader.mark_archived(now_ms):

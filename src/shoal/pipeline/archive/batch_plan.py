@@ -5,26 +5,22 @@ Owns the slices of a batch and the groups of a compaction. Asks servers how far 
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from shoal.errors import ShoalError
-from shoal.history.manifest import ArchivedFile, Manifest
+from shoal.history.archive_table import ArchivedFile, Positions, channel_groups
 from shoal.history.record_reader import RecordPosition, RecordReader
 from shoal.history.server_reader import Login
-from shoal.pipeline.archive.parquet_files import GROUP_SCHEMA, SLICE_BYTES_MAX, SLICE_SCHEMA
+from shoal.pipeline.archive.parquet_files import COMPACTED, SLICE_SCHEMA
 from shoal.plan.keys import unit_text as record_name
 from shoal.plan.ring import ServerAddress
 
 SMALL_BYTES: Final = 64 * 1024 * 1024
 """Files of this size or more are not compacted."""
-
-GROUP_BYTES_MAX: Final = 512 * 1024 * 1024
-"""Size of one group's rows in memory, so that a worker can hold them and 32-bit offsets of Arrow suffice."""
-
 
 RecordKey = tuple[str, bytes]
 """A server's id, and a channel that it has recorded."""
@@ -43,21 +39,20 @@ class BatchPlan(NamedTuple):
     """Servers that could not be asked, and why."""
 
 
-def plan_batch(manifest: Manifest, servers: Iterable[ServerAddress], login: Login, rows_max: int) -> BatchPlan:
-    """The entries of all records after the manifest's positions."""
+def plan_batch(positions: Positions, servers: Iterable[ServerAddress], login: Login, rows_max: int) -> BatchPlan:
+    """The entries of all records after their positions."""
     plan = BatchPlan(SLICE_SCHEMA.empty_table(), {}, {}, {})
     rows: list[dict[str, Any]] = []
     for server in servers:
         try:
             with RecordReader(server, login) as reader:
                 for channel in reader.channels():
-                    after = _begin(manifest.position(server.id, record_name(channel)), end := reader.end(channel))
+                    after = _begin(positions.of(server.id, record_name(channel)), end := reader.end(channel))
                     if end.key > after.key:
                         plan.entries[server.id, channel] = _entries(after, end)
                         plan.ends[server.id, channel] = end
                         place = {"server": server.id, "host": server.host, "port": server.port, "channel": channel}
-                        mark = {"after": after.entry, "number": after.number, "batch": manifest.batch + 1}
-                        rows.append({**place, **mark, "rows_max": rows_max})
+                        rows.append({**place, "after": after.entry, "number": after.number, "rows_max": rows_max})
         except ShoalError as error:
             plan.unreachable[server.id] = str(error)
     return plan._replace(slices=pa.Table.from_pylist(rows, schema=SLICE_SCHEMA))
@@ -75,40 +70,13 @@ def _begin(position: RecordPosition, end: RecordPosition) -> RecordPosition:
     return position
 
 
-def plan_groups(manifest: Manifest, files_min: int) -> pa.Table:
-    """Groups of files that each become one file, for every day and channel with at least `files_min` small files."""
-    small: defaultdict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
-    for file in manifest.files:
-        if file.bytes < SMALL_BYTES and raw_bytes(file) <= GROUP_BYTES_MAX // 2:
-            small[file.channel, file.day].append(file)
-    rows: list[dict[str, Any]] = []
-    for (channel, day), files in sorted(small.items()):
-        if len(files) < files_min:
-            continue
-        for group in _groups(sorted(files, key=lambda file: file.from_us)):
-            if len(group) >= min(files_min, 2):
-                paths = [file.path for file in group]
-                rows.append({"channel": channel, "day": day, "paths": paths, "batch": manifest.batch + 1})
-    return pa.Table.from_pylist(rows, schema=GROUP_SCHEMA)
-
-
-def raw_bytes(file: ArchivedFile) -> int:
-    """Size of a file's rows in memory. If an older manifest does not have it, a batch's file counts as the size limit
-    of a slice, and a compacted file as too large to be compacted again."""
-    if file.raw_bytes:
-        return file.raw_bytes
-    return SLICE_BYTES_MAX if "/batch-" in file.path else GROUP_BYTES_MAX
-
-
-def _groups(files: Iterable[ArchivedFile]) -> Iterator[list[ArchivedFile]]:
-    """Neighbouring files that a worker can hold together."""
-    group: list[ArchivedFile] = []
-    size = 0
-    for file in files:
-        if group and size + raw_bytes(file) > GROUP_BYTES_MAX:
-            yield group
-            group, size = [], 0
-        group.append(file)
-        size += raw_bytes(file)
-    if group:
-        yield group
+def plan_groups(files: Iterable[ArchivedFile], files_min: int) -> list[Sequence[ArchivedFile]]:
+    """Groups of at least `files_min` small files of a day that share channels, ordered by time. A group that only has
+    files of an earlier compaction is left alone."""
+    groups = channel_groups(file for file in files if file.bytes < SMALL_BYTES)
+    return [
+        sorted(group, key=lambda file: file.from_us)
+        for group in groups
+        if len(group) >= max(files_min, 2)
+        and not all(PurePosixPath(file.path).name.startswith(COMPACTED) for file in group)
+    ]

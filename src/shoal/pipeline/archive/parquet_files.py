@@ -2,24 +2,27 @@
 
 Owns the contents of the files. Functions from Arrow to Arrow that run in a Spark worker or in process. Every file gets
 a unique name. So a task that runs twice leaves one extra file and never overwrites one, and only files that the driver
-lists in the manifest belong to the archive.
+commits belong to the archive.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import datetime as dt
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from shoal.errors import ShoalError
-from shoal.history.archive import read_file
+from shoal.history.archive import read_files
+from shoal.history.archive_location import ArchiveLocation
+from shoal.history.archive_table import ArchivedFile
 from shoal.history.entry_decoder import decode_entries
-from shoal.history.manifest import batch_name, compact_name, day_of, file_path, sync_directory
 from shoal.history.record_reader import RecordPosition, RecordReader, last_position
 from shoal.history.row_selection import take
 from shoal.history.server_reader import Login
@@ -29,7 +32,15 @@ from shoal.plan.ring import ServerAddress
 SLICE_BYTES_MAX: Final = 64 * 1024 * 1024
 """Size of one slice's rows in memory. The rest of the record is left for the next batch."""
 
+MERGE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""Size of the rows in memory from which a compaction writes a file, so that a worker can hold them and 32-bit offsets
+of Arrow suffice."""
+
 ROW_GROUP_ROWS: Final = 65_536
+NAME_MAX: Final = 60
+"""Most characters of a channel in the name of a file."""
+COMPACTED: Final = "compact"
+"""First word in the names of files that a compaction wrote."""
 
 SLICE_SCHEMA: Final = pa.schema(
     [
@@ -40,20 +51,12 @@ SLICE_SCHEMA: Final = pa.schema(
         pa.field("after", pa.string()),
         pa.field("number", pa.int64()),
         pa.field("rows_max", pa.int64()),
-        pa.field("batch", pa.int64()),
     ]
 )
 """A slice: entries of one record after `after`."""
 
-GROUP_SCHEMA: Final = pa.schema(
-    [
-        pa.field("channel", pa.string()),
-        pa.field("day", pa.string()),
-        pa.field("paths", pa.list_(pa.string())),
-        pa.field("batch", pa.int64()),
-    ]
-)
-"""A group: files of one day and channel that become one file."""
+GROUP_SCHEMA: Final = pa.schema([pa.field("paths", pa.list_(pa.string()))])
+"""A group: files that are merged into larger ones."""
 
 DONE_SCHEMA: Final = pa.schema(
     [
@@ -63,28 +66,30 @@ DONE_SCHEMA: Final = pa.schema(
         pa.field("number", pa.int64()),
         pa.field("entries", pa.int64()),
         pa.field("path", pa.string()),
-        pa.field("channel", pa.string()),
         pa.field("day", pa.string()),
+        pa.field("channel", pa.string()),
+        pa.field("channel_max", pa.string()),
         pa.field("rows", pa.int64()),
         pa.field("bytes", pa.int64()),
         pa.field("from_us", pa.int64()),
         pa.field("to_us", pa.int64()),
-        pa.field("raw_bytes", pa.int64()),
         pa.field("error", pa.string()),
     ]
 )
 """A file that was written (`path` is null if none was), how far the record was read, and the error if it failed."""
 
 
-def archive_slices(login: Login, archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def archive_slices(
+    login: Login, archive: ArchiveLocation, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Reads slices and writes their rows into files. Returns a row for each file, and one for a slice without a file.
     If a server cannot be read, the rows of its slices contain the error; other slices go on."""
     for batch in batches:
         for row in batch.to_pylist():
-            yield pa.RecordBatch.from_pylist(_archive_slice(login, Path(archive), row), schema=DONE_SCHEMA)
+            yield pa.RecordBatch.from_pylist(_archive_slice(login, archive, row), schema=DONE_SCHEMA)
 
 
-def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> list[dict[str, Any]]:
+def _archive_slice(login: Login, archive: ArchiveLocation, row: dict[str, Any]) -> list[dict[str, Any]]:
     server = ServerAddress(row["server"], row["host"], row["port"])
     read = _Read(RecordPosition(row["after"], row["number"]))
     try:
@@ -101,7 +106,7 @@ def _archive_slice(login: Login, archive: Path, row: dict[str, Any]) -> list[dic
         "error": read.error,
     }
     table = dedupe(pa.Table.from_batches(read.batches, SCHEMA))
-    files = write_days(archive, table, batch_name(row["batch"], server.id))
+    files = [msgspec.to_builtins(file) for file in write_files(archive, table, "part", server.id)]
     return [{**reached, **file} for file in files or [{}]]
 
 
@@ -127,52 +132,57 @@ class _Read:
                 return
 
 
-def compact_groups(archive: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins the files of each group, each message once and ordered by time. Returns a row for each new file."""
-    root = Path(archive)
+def compact_groups(archive: ArchiveLocation, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Merges the files of each group, each message once and ordered by time. Returns a row for each new file."""
     for batch in batches:
-        for row in batch.to_pylist():
-            tables = [read_file(root / path, None, None, None) for path in row["paths"]]
+        for paths in batch.column("paths").to_pylist():
+            for table in _merged(archive, paths):
+                written = [msgspec.to_builtins(file) for file in write_files(archive, table, COMPACTED)]
+                yield pa.RecordBatch.from_pylist(written, schema=DONE_SCHEMA)
+
+
+def _merged(archive: ArchiveLocation, paths: Sequence[str]) -> Iterator[pa.Table]:
+    """The rows of some files, in tables of about `MERGE_BYTES_MAX`."""
+    filesystem, tables, size = archive.filesystem(), list[pa.Table](), 0
+    for path in paths:
+        tables.append(read_files(filesystem, [path]))
+        size += tables[-1].nbytes
+        if size >= MERGE_BYTES_MAX or path == paths[-1]:
             table = dedupe(pa.concat_tables(tables))
             order = [(name, "ascending") for name in ("published_at", "publisher", "epoch", "sequence")]
-            table = take(table, pc.sort_indices(table, order))
-            written = write_days(root, table, compact_name(row["batch"]))
-            yield pa.RecordBatch.from_pylist(written, schema=DONE_SCHEMA)
+            yield take(table, pc.sort_indices(table, order))
+            tables, size = [], 0
 
 
-def write_days(archive: Path, table: pa.Table, name: str) -> list[dict[str, Any]]:
-    """Writes the rows of one channel into one file for each day. The files have the same name in different folders."""
-    if not table.num_rows:
-        return []
-    times = table["published_at"].cast(pa.int64())
-    days = pc.cast(pc.floor(pc.divide(pc.cast(times, pa.float64()), 86_400e6)), pa.int64())
-    written = []
-    for day in sorted(pc.unique(days).to_pylist()):
-        rows = table.filter(pc.equal(days, day))
-        written.append(_write(archive, rows, day_of(day * 86_400_000_000), name))
-    return written
+def write_files(archive: ArchiveLocation, table: pa.Table, *name: str) -> Iterator[ArchivedFile]:
+    """Writes one file for each day and channel; `name` are words of the files' names."""
+    days = pc.floor_temporal(table["published_at"], unit="day")
+    keys = pa.table({"day": days, "channel": table["channel"]})
+    for key in keys.group_by(["day", "channel"]).aggregate([]).sort_by("day").to_pylist():
+        rows = table.filter(pc.and_(pc.equal(days, key["day"]), pc.equal(table["channel"], key["channel"])))
+        yield _write(archive, rows, key["day"].date(), key["channel"], name)
 
 
-def _write(archive: Path, rows: pa.Table, day: str, name: str) -> dict[str, Any]:
-    channel = rows["channel"][0].as_py()
-    path = file_path(day, channel, name)
-    target = archive / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    new = target.with_suffix(".new")
-    with new.open("wb") as stream:
+def _write(archive: ArchiveLocation, rows: pa.Table, day: dt.date, channel: str, name: Sequence[str]) -> ArchivedFile:
+    path = file_path(day.isoformat(), channel, *name)
+    with archive.writing(path) as stream:
         pq.write_table(rows, stream, compression="zstd", row_group_size=ROW_GROUP_ROWS)
-        stream.flush()
-        os.fsync(stream.fileno())
-    new.replace(target)
-    sync_directory(target.parent)
-    bounds = pc.min_max(rows["published_at"].cast(pa.int64()))
-    return {
-        "path": path,
-        "channel": channel,
-        "day": day,
-        "rows": rows.num_rows,
-        "bytes": target.stat().st_size,
-        "from_us": bounds["min"].as_py(),
-        "to_us": bounds["max"].as_py(),
-        "raw_bytes": rows.nbytes,
-    }
+        size = stream.tell()
+    bounds = pc.min_max(rows["published_at"].cast(pa.int64())).as_py()
+    return ArchivedFile(
+        path=path,
+        day=day.isoformat(),
+        channel=channel,
+        channel_max=channel,
+        rows=rows.num_rows,
+        bytes=size,
+        from_us=bounds["min"],
+        to_us=bounds["max"],
+    )
+
+
+def file_path(day: str, channel: str, first: str, *more: str) -> str:
+    """A unique path for a file of a day and channel. Channel and server are in it for people only, as far as the
+    characters are safe in every file system and URL."""
+    words = [first, secrets.token_hex(8), channel[:NAME_MAX], *more]
+    return f"day={day}/{'-'.join(re.sub('[^A-Za-z0-9_.-]', '_', word) for word in words)}.parquet"

@@ -30,6 +30,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from shoal import logs
 from shoal.errors import ConfigError
 from shoal.pipeline.source import conditions
+from shoal.pipeline.source.archive_reader import ARCHIVE_SCHEMA, ArchiveReader, is_archive
 from shoal.pipeline.source.columns import chosen
 from shoal.pipeline.source.conditions import Condition
 from shoal.pipeline.source.kinds import kind_of
@@ -201,11 +202,16 @@ class ShoalSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the selected kind."""
+        if is_archive(self.options):
+            archived: StructType = spark_schema(ARCHIVE_SCHEMA)
+            return archived
         found: StructType = spark_schema(kind_of(known_options(self.options, READER_OPTIONS)).schema)
         return found
 
-    def reader(self, schema: StructType) -> BatchReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`. A schema given by the user selects columns."""
+        if is_archive(self.options):
+            return ArchiveReader(self.options, schema)
         options = read_options(self.options)
         return BatchReader(options, chosen(schema, options.kind.schema))
 

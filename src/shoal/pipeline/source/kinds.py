@@ -212,6 +212,8 @@ KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {
 def kind_of(options: Mapping[str, str]) -> Kind:
     """The kind that the options (names in lower case) select; ConfigError if there is no such kind."""
     name = options.get("kind", "telemetry")
+    if name == "archive":
+        raise ConfigError("an archive is not a stream", do="use spark.read, or kind channel for new messages")
     if name not in KINDS:
         raise ConfigError(f"there is no kind {name!r}", do=f"give one of {', '.join(sorted(KINDS))}")
     return KINDS[name](options)
