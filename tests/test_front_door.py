@@ -200,6 +200,7 @@ def test_spark_is_installed_by_the_first_command_that_needs_it_and_once(
     [
         ("up",),
         ("status",),
+        ("demo",),
         ("demo", "--windows", "in-process"),
         ("bench", "plan"),
         ("test", "-m", "core"),
@@ -210,24 +211,6 @@ def test_other_commands_need_no_spark(words: tuple[str, ...], door: Door, tmp_pa
     door.spark_stamp.unlink()
     done = door.run(*words, JAVA_HOME=java_home(tmp_path / "java"))
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_a_demo_without_java_goes_on_and_installs_nothing(door: Door, tmp_path: Path) -> None:
-    door.spark_stamp.unlink()
-    done = door.run("demo", JAVA_HOME=str(tmp_path / "none"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "-m shoal.cli demo" in done.stdout
-
-
-def test_a_demo_with_java_goes_on_if_spark_cannot_be_installed(door: Door, tmp_path: Path) -> None:
-    door.spark_stamp.unlink()
-    python = 'if [ "$2" = pip ]; then echo "no route to host"; exit 1; else echo "$*"; fi'
-    Door.script(door.home / ".venv" / "bin" / "python", python)
-    done = door.run("demo", JAVA_HOME=java_home(tmp_path / "java"))
-    assert done.returncode == 0
-    assert "no route to host" in done.stderr
-    assert "load windows stay in process" in done.stderr
-    assert not door.spark_stamp.exists()
 
 
 def test_a_pipeline_job_without_java_or_without_spark_says_what_to_do(door: Door, tmp_path: Path) -> None:
