@@ -196,7 +196,7 @@ def _start(options: SessionOptions) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     before = signal.getsignal(signal.SIGINT)
     try:
-        return SparkSession.builder.config(map=settings).getOrCreate()
+        return SparkSession.builder.config(map={**settings}).getOrCreate()
     except (OSError, PySparkRuntimeError) as error:
         raise PipelineError(
             f"Spark did not start: {error}", do="see its output above, unset SPARK_HOME, and run `shoal doctor`"
