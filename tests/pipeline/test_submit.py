@@ -91,7 +91,7 @@ async def test_a_command_runs_in_the_session_of_spark_submit(
     async with agent_site() as site:
         Recording(site.server).write(*range(1, 60))
         words = ["archive", "--once", "--json", "--archive", str(tmp_path / "archive"), "--url", site.url]
-        said = await asyncio.to_thread(cluster.submit, installed / "shoal" / "cli" / "submit.py", words)
+        said = await asyncio.to_thread(cluster.submit, installed / "pyspark_shoal" / "submit.py", words)
     assert json.loads(said.splitlines()[-1])["rows"] == 59
 
 

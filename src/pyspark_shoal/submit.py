@@ -1,6 +1,6 @@
 """The program that `spark-submit` runs: a job of `shoal pipeline` in the session of `spark-submit`.
 
-spark-submit --master spark://host:7077 .../shoal/cli/submit.py archive --once --archive /data/shoal
+spark-submit --master spark://host:7077 .../pyspark_shoal/submit.py archive --once --archive /data/shoal
 """
 
 from __future__ import annotations
@@ -9,14 +9,12 @@ import sys
 
 from pyspark.sql import SparkSession
 
-from pyspark_shoal import register
 from shoal import cli
 
 
 def main(words: list[str]) -> int:
     """Runs a job and returns its exit status. Master and settings are those of `spark-submit`."""
     spark = SparkSession.builder.getOrCreate()
-    register(spark)  # with --py-files Spark does not find the format by itself
     try:
         return cli.main(["pipeline", *words])
     finally:
