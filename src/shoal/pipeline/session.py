@@ -131,7 +131,7 @@ def checked(spark: SparkSession) -> SparkSession:
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         raise PipelineError(
             "jobs do not run on a session of Spark Connect",
-            do='run them with spark-submit; the format "shoal" works with Spark Connect too',
+            do="run them with spark-submit, or in a session with its own driver",
         )
     return spark
 
