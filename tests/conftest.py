@@ -127,9 +127,10 @@ def missing_for_spark() -> str:
 @pytest.fixture
 def spark(shared_spark: SparkSession) -> SparkSession:
     """A session on two threads of this machine, made the active one: some tests work in threads of their own."""
-    from shoal.pipeline.session import session
+    from shoal.pipeline.session import activate
 
-    return session()
+    activate(shared_spark)
+    return shared_spark
 
 
 @pytest.fixture(scope="session")

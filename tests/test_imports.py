@@ -20,6 +20,7 @@ SOURCE: Final = ImportGraph()
 # Layers
 
 LAYERS: Final = (
+    ("pyspark_shoal",),  # where Spark finds the data source, and spark-submit the program that runs jobs
     ("cli",),
     ("lab.bench",),  # measures clusters and buses beside other systems; started by commands only
     ("lab.soak",),  # runs clusters, buses and load, judged by the simulator's checkers; started by commands only
@@ -31,7 +32,6 @@ LAYERS: Final = (
     ("lab",),  # shared by simulator, benchmarks, soaks, experiments and the demo; of what ships, only cli imports it
     ("cluster",),  # supervises local processes, among them leaders
     ("leader",),  # the process that decides
-    ("pyspark_shoal",),  # Spark finds the data source under this name
     ("pipeline",),
     ("shoal",),  # the package itself: the names that `import shoal` offers
     ("redis",),
@@ -128,7 +128,7 @@ ALLOWED = """
     limits: errors
     lab.sim: channels bus cluster leader
     cluster: leader
-    pyspark_shoal: pipeline
+    pyspark_shoal: pipeline cli
 """
 
 FORBIDDEN = """
@@ -145,7 +145,7 @@ FORBIDDEN = """
     pipeline: lab
     cluster: lab
     bus: redis shoal lab.sim
-    pyspark_shoal: cli
+    pipeline: pyspark_shoal
     attic: errors
 """
 

@@ -1,7 +1,8 @@
 """Registers the Spark data source "shoal".
 
 PySpark finds a package named `pyspark_*` with a `DefaultSource` by itself, wherever it can be imported. In other
-sessions `register` does the same. The source itself is `shoal.pipeline.source`.
+sessions `register` does the same. The source itself is `shoal.pipeline.source`. `submit.py` is the program that
+`spark-submit` runs for jobs; Python puts its folder on the import path, so no module here may have the name of another.
 
     spark.readStream.format("shoal").option("kind", "telemetry").load()
 """

@@ -32,7 +32,10 @@ def test_help_shows_the_jobs_and_examples(capsys: pytest.CaptureFixture[str]) ->
         (["--heap-mb", "100"], "a heap of 100 MB is too small for Spark: give it 512 MB or more"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(words: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_cannot_be_are_refused(
+    words: list[str], complaint: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "current_session", lambda: None)
     assert cli.main(["pipeline", "load", "--once", *words]) == 1
     assert complaint in capsys.readouterr().err
 
@@ -41,10 +44,7 @@ def test_without_java_it_says_what_to_install(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pytest.importorskip("pyspark")
-    from pyspark.sql import SparkSession
-
-    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
-    monkeypatch.setattr(session, "_running", [])
+    monkeypatch.setattr(session, "current_session", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert cli.main(["pipeline", "load", "--once"]) == 1
     assert "Spark needs Java 17 or newer" in capsys.readouterr().err

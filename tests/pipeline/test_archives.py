@@ -83,7 +83,7 @@ def test_without_java_nothing_is_said_or_made_before_that(
     pytest.importorskip("pyspark")
     from shoal.pipeline import session
 
-    monkeypatch.setattr(session, "_running", [])
+    monkeypatch.setattr(session, "current_session", lambda: None)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
     assert cli.main(["pipeline", "archive", "--once", "--archive", str(tmp_path / "new")]) == 1
     assert not (tmp_path / "new").exists()

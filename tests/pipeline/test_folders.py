@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from shoal import cli
-from shoal.balance.settings import BalanceSettings
 from shoal.errors import CheckpointError, PipelineError
 from shoal.pipeline import session
 from shoal.pipeline.job_folders import locked, make_folder
-from shoal.pipeline.load_service import follow
 from shoal.pipeline.session import SessionOptions
 
 WORDS = "another job uses this checkpoint: name another one with --checkpoint"
@@ -24,7 +22,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(options: SessionOptions) -> None:
         raise AssertionError("Spark is started")
 
-    monkeypatch.setattr(session, "session", start)
+    monkeypatch.setattr(session, "_start", start)
 
 
 def test_a_folder_is_made_and_a_file_in_its_place_is_said(tmp_path: Path) -> None:
@@ -43,15 +41,12 @@ def test_a_second_job_is_refused_and_one_that_ended_leaves_the_directory_to_othe
             pass
 
 
-def test_a_job_that_follows_takes_the_lock_of_its_directory(tmp_path: Path) -> None:
-    source = {"coordinator": "shoal://pipeline:secret@127.0.0.1:1"}
-    with locked(tmp_path), pytest.raises(CheckpointError, match=WORDS):
-        follow(SessionOptions(), tmp_path, source, BalanceSettings())
-
-
 @pytest.mark.spark
-def test_so_does_a_single_run_with_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["pipeline", "load", "--once", "--checkpoint", str(tmp_path), "--state-dir", str(tmp_path)]
+@pytest.mark.parametrize("once", [["--once"], []])
+def test_a_job_with_a_checkpoint_takes_its_lock_first(
+    once: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["pipeline", "load", *once, "--checkpoint", str(tmp_path), "--state-dir", str(tmp_path)]
     with locked(tmp_path):
         assert cli.main(words) == 1
     said = capsys.readouterr().err

@@ -228,11 +228,11 @@ def test_missing_memories_are_said_and_nothing_is_lost(
     first, _ = on_spark(spark, tmp_path / "job", servers[0], maxRowsPerBatch="4")
     shutil.copytree(tmp_path / "job", tmp_path / "copy")
     shutil.rmtree(tmp_path / "job" / "checkpoint")
-    with pytest.raises(CheckpointError, match="its checkpoint is missing"), explained(heap_mb=1):
+    with pytest.raises(CheckpointError, match="its checkpoint is missing"), explained():
         on_spark(spark, tmp_path / "job", servers[0])
     streams[0].add([entry("s1", BASE_S + 10)])
     shutil.rmtree(tmp_path / "copy" / "fold")
-    with pytest.raises(CheckpointError, match="state of the fold before it"), explained(heap_mb=1):
+    with pytest.raises(CheckpointError, match="state of the fold before it"), explained():
         on_spark(spark, tmp_path / "copy", servers[0])
     again, _ = on_spark(spark, tmp_path / "new", servers[0])
     assert first.items() <= again.items()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 JOBS: Final = ("load", "archive", "match", "profiles", "what_if", "forecast")
 """The jobs, in the order of `--help`."""
 
-_HEAP_MB: Final = 1024
 _EXAMPLE: Final = "shoal pipeline load --once --json\nshoal pipeline load --master 'local[4]' --heap-mb 2048"
 
 
@@ -42,12 +41,10 @@ def register(subparsers: Subparsers) -> None:
 
 
 def add_spark_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags for the Spark session; `session_options` reads them."""
+    """Add the flags for a new Spark session; `session_options` reads them."""
     group = parser.add_argument_group("Spark")
-    group.add_argument("--master", default="local[2]", metavar="URL", help="Spark master (default local[2])")
-    group.add_argument(
-        "--heap-mb", type=int, default=_HEAP_MB, metavar="N", help=f"heap of the driver in MB (default {_HEAP_MB})"
-    )
+    group.add_argument("--master", metavar="URL", help="Spark master (default local[2])")
+    group.add_argument("--heap-mb", type=int, metavar="N", help="heap of the driver in MB (default 1024)")
     group.add_argument("--ui", action="store_true", help="serve Spark's web UI while the job runs")
     group.add_argument(
         "--conf", action="append", default=[], metavar="KEY=VALUE", help="a Spark setting; can be repeated"
@@ -79,7 +76,7 @@ def time_span(args: argparse.Namespace) -> TimeSpan:
 
 def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
     """Return the session options from the flags. Raises early if Spark cannot start."""
-    from shoal.pipeline.session import SessionOptions, check_ready
+    from shoal.pipeline.session import SessionOptions, check_ready, current_session
 
     conf: dict[str, str] = {}
     for text in args.conf:
@@ -87,7 +84,13 @@ def session_options(args: argparse.Namespace, name: str) -> SessionOptions:
         if not equals or not key.startswith("spark."):
             raise ConfigError(f"--conf is {text!r}", do="write it as spark.<name>=<value>")
         conf[key] = value
-    options = SessionOptions(master=args.master, heap_mb=args.heap_mb, ui=args.ui, conf=conf, name=name)
+    given = {name: value for name in ("master", "heap_mb") if (value := getattr(args, name)) is not None}
+    if (given or args.ui or args.conf) and current_session() is not None:
+        raise ConfigError(
+            "--master, --heap-mb, --ui and --conf are for a new session, and one already runs",
+            do="give the settings to whatever started it, for example to spark-submit",
+        )
+    options = SessionOptions(**given, ui=args.ui, conf=conf, name=name)
     check_ready(options)
     return options
 

@@ -128,14 +128,16 @@ def _text(facts: dict[str, Any]) -> str:
 
 
 def _follow(args: argparse.Namespace) -> int:
+    from shoal.pipeline.job_folders import locked
     from shoal.pipeline.load_service import follow
+    from shoal.pipeline.session import running
 
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
     note("folding telemetry into load windows until stopped")
     began = time.monotonic()
-    with _keeper(args.keep) as keeper:
-        done = follow(options, directory, _source(args, "latest"), args.settings.balance, keeper)
+    with locked(directory), _keeper(args.keep) as keeper, running(options) as spark:
+        done = follow(spark, directory, _source(args, "latest"), args.settings.balance, keeper)
     facts = done.to_json(time.monotonic() - began)
     result(args, facts, f"{done.windows} windows of {done.records} records in {done.batches} batches")
     return 0

@@ -59,11 +59,10 @@ def run_match(args: argparse.Namespace) -> int:
         found = bulk_match_job.match_in_process(filters, args.archive, args.output, args.out, span)
     else:
         from shoal.pipeline.session import running
-        from shoal.pipeline.spark.progress import shown
 
         options = session_options(args, "shoal match")
         note("starting Spark")
-        with running(options) as spark, shown(spark, "tasks", note):
+        with running(options) as spark:
             found = bulk_match_job.match_on_spark(spark, filters, args.archive, args.output, args.out, span)
     facts = msgspec.to_builtins(found) | {"events_per_s": found.events / found.seconds, "archive": args.archive}
     result(args, facts, _text(found))

@@ -68,11 +68,10 @@ def run_profiles(args: argparse.Namespace) -> int:
         found = profiles_job.run(filters, ids, args.archive, options, args.out)
     else:
         from shoal.pipeline.session import running
-        from shoal.pipeline.spark.progress import shown
 
         spark_options = session_options(args, "shoal profiles")
         note("starting Spark")
-        with running(spark_options) as spark, shown(spark, "tasks", note):
+        with running(spark_options) as spark:
             found = profiles_job.run(filters, ids, args.archive, options, args.out, spark)
     rate = "unknown" if found.rate is None else f"{found.rate:.1f}/s"
     text = (

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import hiredis
-from msgspec import structs
 
 from shoal.balance.settings import BalanceSettings
 from shoal.bus.location import find_url
@@ -24,15 +23,14 @@ from shoal.errors import ShoalError
 from shoal.load.window import LoadWindow
 from shoal.load.window_feed import WINDOW_BYTES_MAX, alive_command, ended_command, feed_command
 from shoal.logs import get_log
-from shoal.pipeline.job_folders import locked
 from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load_job import LoadFacts, LoadJob, Take, start
-from shoal.pipeline.session import SessionOptions, running
 from shoal.runtime import PRODUCTION
 from shoal.wire.blocking_connection import ask
 from shoal.wire.commands import Command
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 ROLE: Final = "pipeline"
@@ -87,21 +85,20 @@ class WindowSender:
 
 
 def follow(
-    options: SessionOptions,
+    spark: SparkSession,
     directory: Path,
     source: Mapping[str, str],
     settings: BalanceSettings,
     keeper: WindowKeeper | None = None,
 ) -> LoadFacts:
     """Runs the job until SIGTERM or SIGINT, and returns what it did; raises the error if it ends otherwise. A keeper
-    gets all windows too. CheckpointError if another job uses the directory."""
+    gets all windows too. The caller holds the lock of the directory (`job_folders.locked`)."""
     url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
     sender = WindowSender(parse_address(url, None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
-    options = structs.replace(options, write_archive=False)  # writing the class cache would delay the end
-    with locked(directory), _ended_by_signals() as ended, running(options) as spark:
-        _log.info("Spark has started", master=options.master, pid=os.getpid())
+    with _ended_by_signals() as ended:
+        _log.info("Spark has started", master=spark.sparkContext.master, pid=os.getpid())
         query = start(spark, job, _both(sender, keeper), facts, once=False)
         try:
             _send_heartbeats(query, sender, facts, ended)

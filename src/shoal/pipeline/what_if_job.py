@@ -199,8 +199,6 @@ def _run(
             parts.append(what_if.run(number, cases[number], day, days.traffic[day], days.pool))
             note(f"run {done} of {len(tasks)}")
         return _sorted(pa.Table.from_batches(parts, what_if.RUN_SCHEMA))
-    from shoal.pipeline.spark.progress import shown
-
     names = {
         day: send(spark, "traffic", ".arrow", partial(feather.write_feather, days.traffic[day]))
         for day in {day for _, day in tasks}
@@ -213,8 +211,7 @@ def _run(
         number, day, case, name = given[place]
         return [what_if.run(number, case, day, _opened(SparkFiles.get(name)), pool)]
 
-    with shown(spark, "runs", note):
-        return _sorted(collect_numbers(spark, len(given), in_worker, what_if.RUN_SCHEMA))
+    return _sorted(collect_numbers(spark, len(given), in_worker, what_if.RUN_SCHEMA))
 
 
 def _sorted(runs: pa.Table) -> pa.Table:

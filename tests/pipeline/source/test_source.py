@@ -15,7 +15,7 @@ from tests.support.redis_server import RedisServer
 import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.message import Message
-from shoal.pipeline.session import session
+from shoal.pipeline.session import activate
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,7 +89,7 @@ def test_a_trimmed_stream_ends_the_query_with_our_words(spark: SparkSession, one
     Stream(one).trim(3)
     with pytest.raises(Exception, match="TrimmedError") as raised:
         drain(reader.load().drop("data"), tmp_path)
-    error = explain(raised.value, heap_mb=1)
+    error = explain(raised.value)
     assert "was trimmed: 7 entries were dropped before they were read" in str(error)
     assert "failOnDataLoss" in str(error)
 
@@ -109,7 +109,7 @@ async def test_rows_become_messages_with_ids_that_a_repeat_has_too(spark: SparkS
             (tmp_path / "in").mkdir()
 
             def write(checkpoint: str) -> str:
-                session()  # makes it that of this thread
+                activate(spark)
                 rows = spark.readStream.schema("value string").text(str(tmp_path / "in"))
                 out = rows.selectExpr("'numbers' as channel", "value as payload", "map('size', 'one') as attributes")
                 stream = out.writeStream.format("shoal").option("coordinator", cluster.url)
@@ -138,7 +138,7 @@ async def test_rows_that_were_read_can_be_written_again_and_keep_their_attribute
         async with LocalCluster(servers=1) as cluster, shoal.connect(cluster.url) as bus:
 
             def write() -> None:
-                session()  # makes it that of this thread
+                activate(spark)
                 reader = spark.read.format("shoal").option("kind", "channel").option("servers", listed(server))
                 rows = reader.load().select("payload", "attributes")
                 rows.write.format("shoal").options(coordinator=cluster.url, channel="again").mode("append").save()

@@ -61,9 +61,9 @@ def measure(options: PipelineOptions, note: Callable[[str], None]) -> dict[str, 
             rows += found
             ratios["source_vs_xrange"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
         if "load" in options.parts:
-            rows += pipeline_load.measure(replace(options.load, **common))
+            rows += pipeline_load.measure(spark, replace(options.load, **common))
         if "archive" in options.parts:
-            found = pipeline_archive.measure(replace(options.archive, **common))
+            found = pipeline_archive.measure(spark, replace(options.archive, **common))
             rows += found
             ratios["archive_on_spark_vs_one_core"] = found[0]["rows_per_s"] / found[1]["rows_per_s"]
         if "match" in options.parts:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -21,13 +21,15 @@ from shoal.cluster.local import LocalCluster
 from shoal.history.server_reader import Login
 from shoal.lab.bench.contender import BenchError
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
-from shoal.pipeline.session import session
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEADER, MAGIC, stream_id
 from shoal.wire.record_entry import INDEX_KEY, message_fields, record_key
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ON_SPARK: Final = "archive"
 ONE_CORE: Final = "archive, one core"
@@ -49,12 +51,12 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     note: Callable[[str], None] = lambda _: None
 
 
-def measure(options: ArchiveOptions) -> list[dict[str, Any]]:
-    """The rows of both. Uses the session of this process."""
-    return asyncio.run(_measure(options))
+def measure(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any]]:
+    """The rows of both."""
+    return asyncio.run(_measure(spark, options))
 
 
-async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
+async def _measure(spark: SparkSession, options: ArchiveOptions) -> list[dict[str, Any]]:
     async with LocalCluster(options.servers, agents=False, tls=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         rows = options.channels * options.messages
@@ -63,19 +65,19 @@ async def _measure(options: ArchiveOptions) -> list[dict[str, Any]]:
             channels = [b"bench.%d" % channel for channel in range(place, options.channels, options.servers)]
             await write_records(server, passwords[AGENT], channels, options)
         login = Login(PIPELINE, passwords[PIPELINE])
-        speeds: dict[str, list[float]] = {ON_SPARK: [], ONE_CORE: []}
+        runners: dict[str, Runner] = {ON_SPARK: on_spark(spark), ONE_CORE: run_here}
+        speeds: dict[str, list[float]] = {name: [] for name in runners}
         for number in range(options.rounds + 1):
             for name in list(speeds)[:: 1 if number % 2 == 0 else -1]:
                 options.note(f"archive, round {number} of {options.rounds}: {name}")
-                seconds = await asyncio.to_thread(_archive, servers, login, name, rows)
+                seconds = await asyncio.to_thread(_archive, servers, login, runners[name], rows)
                 if number:
                     speeds[name].append(rows / seconds)
     return [_row(name, found) for name, found in speeds.items()]
 
 
-def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: int) -> float:
+def _archive(servers: Sequence[ServerAddress], login: Login, runner: Runner, wanted: int) -> float:
     """Archives everything; returns the seconds that it took."""
-    runner: Runner = on_spark(session()) if name == ON_SPARK else run_here
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as directory:
         began, rows = time.perf_counter(), 0
         with ArchiveJob(Path(directory), login) as job:
@@ -83,7 +85,7 @@ def _archive(servers: Sequence[ServerAddress], login: Login, name: str, wanted: 
                 rows += progress.rows
         seconds = time.perf_counter() - began
     if rows != wanted:
-        raise BenchError(f"{name} archived {rows:,} messages of {wanted:,}")
+        raise BenchError(f"archived {rows:,} messages of {wanted:,}")
     return seconds
 
 

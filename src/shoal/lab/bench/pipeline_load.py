@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import numpy as np
@@ -27,11 +27,14 @@ from shoal.load.kinds import UNCOUNTED, Type
 from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId, TelemetryRecord, encode, xadd
 from shoal.load.table import Ragged, UnitTable
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once, start
-from shoal.pipeline.session import session
+from shoal.pipeline.session import activate
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
 from shoal.wire.blocking_connection import BlockingConnection
 from shoal.wire.envelope import TELEMETRY_KEY
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 BACKLOG: Final = "load windows, backlog"
 LIVE: Final = "load windows, live"
@@ -56,12 +59,12 @@ class LoadOptions(msgspec.Struct, frozen=True, kw_only=True):
     note: Callable[[str], None] = lambda _: None
 
 
-def measure(options: LoadOptions) -> list[dict[str, Any]]:
-    """The rows of both runs. Uses the session of this process."""
-    return asyncio.run(_measure(options))
+def measure(spark: SparkSession, options: LoadOptions) -> list[dict[str, Any]]:
+    """The rows of both runs."""
+    return asyncio.run(_measure(spark, options))
 
 
-async def _measure(options: LoadOptions) -> list[dict[str, Any]]:
+async def _measure(spark: SparkSession, options: LoadOptions) -> list[dict[str, Any]]:
     async with LocalCluster(options.servers, agents=False, tls=False) as cluster:
         servers, passwords = cluster.servers, cluster.state.passwords
         agents = Agents(servers, passwords[AGENT], options.channels)
@@ -74,14 +77,14 @@ async def _measure(options: LoadOptions) -> list[dict[str, Any]]:
             "user": READER,
             "password": passwords[READER],
         }
-        backlog = await asyncio.to_thread(_backlog, source, options)
-        live = await asyncio.to_thread(_live, source, agents, options)
+        backlog = await asyncio.to_thread(_backlog, spark, source, options)
+        live = await asyncio.to_thread(_live, spark, source, agents, options)
     return [backlog, live]
 
 
-def _backlog(source: dict[str, str], options: LoadOptions) -> dict[str, Any]:
+def _backlog(spark: SparkSession, source: dict[str, str], options: LoadOptions) -> dict[str, Any]:
     """Reads all waiting records, several times."""
-    spark = session()  # makes it the session of this thread
+    activate(spark)
     records = max(1, options.batch_rows // options.channels)
     speeds: list[float] = []
     batches_ms: list[float] = []
@@ -104,10 +107,10 @@ def _backlog(source: dict[str, str], options: LoadOptions) -> dict[str, Any]:
     }
 
 
-def _live(source: dict[str, str], agents: Agents, options: LoadOptions) -> dict[str, Any]:
+def _live(spark: SparkSession, source: dict[str, str], agents: Agents, options: LoadOptions) -> dict[str, Any]:
     """Reads records as they are written, a micro-batch a second."""
     options.note(f"live, {options.live_s:g} s")
-    spark = session()
+    activate(spark)
     delays_s: list[float] = []
     facts = LoadFacts()
     with _job({**source, "startingOffsets": "latest"}) as job:

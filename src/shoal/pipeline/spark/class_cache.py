@@ -1,77 +1,90 @@
 """A cache of Spark's loaded classes (a Java class data sharing archive), with which Java starts in half the time.
 
-Owns the cache file in the user's cache directory: the flags for Java, and the removal of old files. The first Java that
-ends in good order writes the file; later ones map it.
+Owns the cache file in the user's cache directory. `./shoal` writes it when it installs PySpark; sessions only read it.
+Java ignores a file that does not fit.
+
+    python -m shoal.pipeline.spark.class_cache     writes the file
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import time
-from typing import Final
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from shoal.errors import PipelineError
 from shoal.folders import default_cache_dir
-from shoal.logs import get_log
-from shoal.pipeline.spark.java import Java
+from shoal.pipeline.spark.java import Java, find_java
 
-UNFINISHED_S_MAX: Final = 600.0
-"""Age from which a half-written cache file is taken for that of a killed session, and removed."""
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
-CACHES_MAX: Final = 2
-"""Number of cache files kept, the newest. Each combination of Java and Spark has one."""
-
-_log: Final = get_log(__name__)
+_SUBMITTED: Final = "--submitted"
+"""The argument with which `spark-submit` runs this file."""
 
 
 class ClassCache:
     """The cache file for one Java and one Spark."""
 
-    def __init__(self, java: Java, spark: str) -> None:
-        key = hashlib.sha256("\n".join((java.path, java.text, spark)).encode()).hexdigest()[:16]
-        self._file = default_cache_dir() / "spark" / f"classes-{key}.jsa"
-        self._new = self._file.with_name(f"{self._file.name}.{os.getpid()}")
+    def __init__(self, path: Path) -> None:
+        self.path = path
 
-    def flags(self, write: bool) -> str:
-        """The options for Java: use the file, or (with `write`) create it at exit. Empty if neither is possible."""
-        if ":" in str(self._file):  # Java takes it as the separator of two files
-            _log.info("no class cache: sessions start more slowly", why=f"a colon in {self._file}")
-            return ""
-        if self._file.exists():
-            return quote_option(f"-XX:SharedArchiveFile={self._file}")
-        if not write:
-            return ""
-        try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._sweep()
-        except OSError as error:
-            _log.info("no class cache: sessions start more slowly", why=str(error))
-            return ""
-        return quote_option(f"-XX:ArchiveClassesAtExit={self._new}")
+    @classmethod
+    def of(cls, java: Java) -> ClassCache:
+        """The file for this Java and the installed PySpark."""
+        import pyspark
 
-    def close(self, orderly: bool) -> None:
-        """Puts the file that Java has just written in place, or removes it if Java was killed meanwhile."""
-        with contextlib.suppress(OSError):
-            if orderly and self._new.exists():
-                self._new.replace(self._file)
-                self._sweep()
-            elif not orderly:
-                self._new.unlink(missing_ok=True)
+        key = "\n".join((java.path, java.text, pyspark.__version__, pyspark.__file__))
+        name = f"classes-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsa"
+        return cls(default_cache_dir() / "spark" / name)
 
-    def _sweep(self) -> None:
-        """Removes half-written files of killed sessions, and all but the newest caches."""
-        for unfinished in self._file.parent.glob("classes-*.jsa.*"):
-            if time.time() - unfinished.stat().st_mtime > UNFINISHED_S_MAX:
-                unfinished.unlink(missing_ok=True)
-        caches = sorted(self._file.parent.glob("classes-*.jsa"), key=lambda path: path.stat().st_mtime)
-        for old in caches[:-CACHES_MAX]:
-            old.unlink(missing_ok=True)
+    def option(self) -> str:
+        """Java's option to use the file; empty if there is none, or if Java cannot name it."""
+        usable = self.path.is_file() and not any(each.isspace() or each in ":\"'\\" for each in str(self.path))
+        return f"-XX:SharedArchiveFile={self.path}" if usable else ""
+
+    def write(self) -> None:
+        """Writes the file with the classes of a short session."""
+        import pyspark
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.path.parent) as directory:
+            new = Path(directory) / self.path.name
+            command = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit"), "--master", "local[2]"]
+            command += ["--conf", "spark.ui.enabled=false", "--conf", "spark.driver.host=127.0.0.1"]
+            command += ["--conf", f"spark.sql.warehouse.dir={directory}"]
+            command += ["--driver-java-options", f"-XX:ArchiveClassesAtExit={new}", __file__, _SUBMITTED]
+            done = subprocess.run(command, env={**os.environ, "PYSPARK_PYTHON": sys.executable}, check=False)
+            if not new.is_file():
+                raise PipelineError(f"Java wrote no class cache (exit status {done.returncode})")
+            new.replace(self.path)
 
 
-def quote_option(option: str) -> str:
-    """One option of Java, quoted for `spark.driver.extraJavaOptions`, which Spark splits at blanks."""
-    if not any(each.isspace() or each in "\"'\\" for each in option):
-        return option
-    escaped = option.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _use_spark() -> None:
+    """Does what jobs do, so that their classes are loaded."""
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.getOrCreate()
+    with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "in").mkdir()
+        (Path(directory) / "in" / "one.txt").write_text("a line\n")
+        spark.range(1000).selectExpr("id % 7 as k").groupBy("k").count().toArrow()
+        lines = spark.readStream.text(str(Path(directory) / "in"))
+        stream = lines.writeStream.foreachBatch(_look_at).option("checkpointLocation", f"{directory}/checkpoint")
+        stream.trigger(availableNow=True).start().awaitTermination()
+    spark.stop()
+
+
+def _look_at(rows: DataFrame, batch: int) -> None:
+    rows.toArrow()
+
+
+if __name__ == "__main__":
+    if _SUBMITTED in sys.argv:
+        _use_spark()
+    else:
+        ClassCache.of(find_java()).write()

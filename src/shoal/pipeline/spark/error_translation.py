@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from shoal import errors
 from shoal.errors import HeapTooSmallError, PipelineError, ShoalError
-from shoal.pipeline.spark.interrupts import was_interrupted
 
 _OURS = re.compile(r"shoal\.errors\.(\w+): (.+)")
 """The last line of a worker's traceback if the worker raised one of Shoal's errors."""
@@ -27,23 +26,23 @@ _HEAP = ("java.lang.OutOfMemoryError", "must be at least", "Too small maximum he
 
 
 @contextlib.contextmanager
-def explained(*, heap_mb: int) -> Iterator[None]:
-    """Raises Spark's errors in the block as Shoal's, where there is a translation, and errors caused by an interrupt as
-    KeyboardInterrupt."""
+def explained() -> Iterator[None]:
+    """Raises Spark's errors in the block as Shoal's, where there is a translation, and errors that an interrupt caused
+    as KeyboardInterrupt."""
     try:
         yield
     except ShoalError:
         raise
     except Exception as error:
-        if was_interrupted(error):
+        if _was_interrupted(error):
             raise KeyboardInterrupt from None
-        translated = explain(error, heap_mb=heap_mb)
+        translated = explain(error)
         if translated is None:
             raise
         raise translated from _kept(error)
 
 
-def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
+def explain(error: BaseException) -> ShoalError | None:
     """Shoal's error for one of Spark's; None if there is no translation."""
     text = str(error)
     found = _OURS.findall(text)
@@ -54,7 +53,8 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
         return translated
     if any(sign in text for sign in _HEAP):
         return HeapTooSmallError(
-            f"a heap of {heap_mb} MB is too small for this job", do="give it more, for example --heap-mb 2048"
+            "the heap of Spark is too small for this job",
+            do="give it more: --heap-mb 2048, or spark.driver.memory and spark.executor.memory",
         )
     if _STOPPED in text:
         return PipelineError(
@@ -63,6 +63,14 @@ def explain(error: BaseException, *, heap_mb: int) -> ShoalError | None:
     if _is_of_java(error):
         return PipelineError(f"Spark failed: {_reason(text)}")
     return None
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether an interrupt caused an error, such as that of a cancelled job."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def _is_of_java(error: BaseException) -> bool:

@@ -1,0 +1,59 @@
+"""Jobs of every kind in the session of `spark-submit`.
+
+    spark-submit --master MASTER tests/pipeline/submitted_jobs.py SERVERS DIRECTORY
+
+Prints one JSON object: `windows`, by their start, as hexadecimal digests of their bytes, the results of the bulk jobs
+in `bulk`, the `master`, and where driver and workers import Shoal from, in `imported`. The archive is in `archive` of
+the directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from tests.pipeline.bulk_jobs import run_bulk_jobs
+
+import shoal
+from shoal.balance.settings import BalanceSettings
+from shoal.history.server_reader import Login
+from shoal.load.window import LoadWindow
+from shoal.pipeline.archive.job import ArchiveJob, on_spark
+from shoal.pipeline.load_job import LoadJob, run_once
+from shoal.pipeline.source.cluster_address import listed_servers
+
+
+def main(servers: str, directory: str) -> None:
+    found: dict[int, str] = {}
+
+    def take(batch: int, windows: list[LoadWindow]) -> None:
+        found.update({window.start_s: hashlib.sha256(window.to_bytes()).hexdigest() for window in windows})
+
+    job = LoadJob(Path(directory), {"servers": servers, "partitionsPerServer": "2"}, BalanceSettings())
+    spark = SparkSession.builder.getOrCreate()
+    run_once(spark, job, take)
+    with ArchiveJob(Path(directory) / "archive", Login(None, None), 10) as archive:
+        while archive.batch(listed_servers(servers), on_spark(spark)) is not None:
+            pass
+        archive.compact(on_spark(spark), 2)
+    facts = {
+        "windows": found,
+        "bulk": run_bulk_jobs(Path(directory) / "bulk", spark),
+        "master": spark.sparkContext.master,
+        "imported": [shoal.__file__, *spark.sparkContext.parallelize([0], 1).map(origin).collect()],
+    }
+    spark.stop()
+    print(json.dumps(facts))
+
+
+def origin(_: int) -> str:
+    import shoal
+
+    return shoal.__file__
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
