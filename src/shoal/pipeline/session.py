@@ -176,6 +176,7 @@ def settings_of(options: SessionOptions, cached_classes: str = "") -> dict[str, 
         "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower(),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS,
         "spark.sql.warehouse.dir": str(default_cache_dir() / "spark" / "warehouse"),
     }
