@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.support.command import run_json_command
 import shoal
 from shoal import cli
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.parts import agent_name
 from shoal.history.server_reader import Login
 from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.wire.record_entry import MESSAGE_FIELD, record_key
@@ -56,6 +59,30 @@ async def test_archive_and_records_are_one_history(
     assert (status, payloads(facts), facts["gaps"]) == (0, list(range(80)), 0)
     status, facts = await run_json_command(capsys, *words, "--where", "number >= 40 and number < 60", "--limit", "15")
     assert payloads(facts) == list(range(40, 55))
+
+
+async def test_messages_that_agents_have_not_written_down_yet_are_waited_for(
+    channel: str, bus: shoal.Bus, url: str, shared_cluster: ClusterThread, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All agents stand still for a second, in which a message is confirmed and the command begins."""
+    await published(bus, channel, 0, 1)
+
+    async def agents(cluster: LocalCluster) -> list[int]:
+        names = {agent_name(server.id) for server in cluster.servers}
+        return [each.pid for each in cluster.status().processes if each.name in names and each.pid is not None]
+
+    pids = shared_cluster.call(agents)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        await bus.publish(channel, b"1", confirm=True)
+        command = asyncio.create_task(run_json_command(capsys, "history", channel, "--since", "10m", "--url", url))
+        await asyncio.sleep(1.0)
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    _, facts = await command
+    assert payloads(facts) == [0, 1]
 
 
 async def test_since_and_until_are_times_of_publishing(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.errors import ConfigError
+from shoal.errors import ConfigError, ShoalError
 from shoal.message import Gap, Message
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from shoal.bus.plan_source import PlanSource
     from shoal.history.channel_history import ChannelHistory
 
-LAG_S: Final = 0.2
-"""How long agents may take to record a message; the records are read once more after this time."""
+AGENTS_S_MAX: Final = 5.0
+"""How long to wait for agents to write down the latest messages."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -78,12 +78,11 @@ def run(args: argparse.Namespace) -> int:
     where = parse(args.where, args.settings.limits) if args.where else None
     channel = check_channel_name(args.channel, args.settings.limits)
     history, marks = open_history(args, channel, since_us)
-    history.read()
-    if until_us > (now_s - LAG_S) * 1_000_000:
-        time.sleep(LAG_S)
-        history.read()
-    table = history.joined(until_us)
     is_recorded = any(glob_match(mark, channel) for mark in marks)
+    if is_recorded and until_us > (now_s - AGENTS_S_MAX) * 1_000_000:
+        asyncio.run(_wait_for_agents(args))
+    history.read()
+    table = history.joined(until_us)
     if not table.num_rows:
         _explain_empty(args.channel, marks, is_recorded=is_recorded)
     if where is not None:
@@ -97,6 +96,24 @@ def run(args: argparse.Namespace) -> int:
     facts = {"channel": args.channel, "is_recorded": is_recorded, "messages": shown.messages, "gaps": shown.gaps}
     result(args, {**facts, "items": shown.items, "unreachable": sorted(history.unreachable)}, "")
     return 0 if not shown.gaps and not history.unreachable else 1
+
+
+async def _wait_for_agents(args: argparse.Namespace) -> None:
+    """Wait until agents have recorded what was published until now: they do so before they answer a subscriber."""
+    from shoal.bus import connect
+    from shoal.cli.channels import cluster_url
+
+    url = cluster_url(args.url, args.settings, servers=True)
+    try:
+        async with (
+            asyncio.timeout(AGENTS_S_MAX),
+            connect(url, limits=args.settings.limits) as bus,
+            bus.subscribe(args.channel),
+        ):
+            pass
+    except (ShoalError, TimeoutError) as error:
+        why = error if isinstance(error, ShoalError) else f"an agent did not answer within {AGENTS_S_MAX:g} s"
+        note(f"messages of the last seconds may be missing: {why}")
 
 
 def _explain_empty(channel: str, marks: Sequence[bytes], *, is_recorded: bool) -> None:
