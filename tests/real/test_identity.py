@@ -18,6 +18,7 @@ from tests.support.cluster_thread import ClusterThread
 from tests.support.core_driver import answer_of
 
 import shoal
+from shoal.bus.shell import BusShell
 from shoal.cluster import acl
 from shoal.cluster.acl import CLIENT
 from shoal.cluster.local import LocalCluster
@@ -127,15 +128,15 @@ async def payloads(messages: shoal.Subscription, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("version", ["7", "6.2"])
-async def test_a_forged_welcome_does_not_keep_a_server_in_use(version: str) -> None:
+async def test_a_forged_welcome_does_not_keep_a_server_in_use(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The agent is stopped and its server leaves the ring. A victim that believed the Welcome would go on there,
     confirmed, where no new subscriber listens."""
     with rules_as_on(version):
         async with LocalCluster(2) as cluster, shoal.connect(cluster.url) as victim:
-            await check_forged_welcome(cluster, victim)
+            await check_forged_welcome(cluster, victim, monkeypatch)
 
 
-async def check_forged_welcome(cluster: LocalCluster, victim: shoal.Bus) -> None:
+async def check_forged_welcome(cluster: LocalCluster, victim: shoal.Bus, monkeypatch: pytest.MonkeyPatch) -> None:
     channel = "identity.welcome"
     await victim.publish(channel, b"before", confirm=True)
     home = victim.ring.home(channel.encode())
@@ -147,8 +148,9 @@ async def check_forged_welcome(cluster: LocalCluster, victim: shoal.Bus) -> None
         lie = control.Welcome(home, 1, 1, 0, FOREVER_MS, greet.ring_version, b"")
         return [(inbox_channel(received.client), control.encode(lie, received.client, greet.nonce))]
 
+    fetch_ring = BusShell.fetch_ring
+    monkeypatch.setattr(BusShell, "fetch_ring", lambda shell: None if shell is victim.shell else fetch_ring(shell))
     async with Attacker(cluster.state, home).listening(welcome):
-        victim.shell.fetch_ring = lambda: None  # type: ignore[method-assign]
         cluster.pause(f"agent-{home}")
         async with shoal.connect(cluster.url) as other, asyncio.timeout(WAIT_S):
             while home in other.ring.ids:
@@ -158,7 +160,7 @@ async def check_forged_welcome(cluster: LocalCluster, victim: shoal.Bus) -> None
                 publishing = asyncio.create_task(publish_all(victim, channel, 10))
                 await asyncio.sleep(QUIET_S)
                 assert not publishing.done(), "confirmed on a server outside the ring"
-                del victim.shell.fetch_ring
+                monkeypatch.undo()
                 victim.fetch_ring()
                 await publishing
                 assert await payloads(messages, 10) == [b"%d" % number for number in range(10)]

@@ -180,6 +180,8 @@ def make_windows_job(
     """The Spark job that folds load windows, not yet started. The balancer sees when it is warm."""
     words = [sys.executable, "-m", "shoal.cli", "pipeline", "load", "--state-dir", str(directory.root)]
     log = directory.log(WINDOWS_JOB)
+    # PySpark leaves a temporary folder behind if it is killed while Java starts: one that ends with the cluster.
+    environment = {**environment, "TMPDIR": str(directory.root / "pipeline")}
     return Child(
         WINDOWS_JOB,
         "pipeline",
