@@ -153,6 +153,29 @@ def test_what_comes_before_the_word_of_its_publisher_waits_for_it() -> None:
     assert recorded == [message(3, b"true"), message(4, b"true")]
 
 
+def test_what_a_connected_publisher_repeats_is_not_taken_from_others() -> None:
+    """1 and 2 reached the server while the agent was away, and the publisher lost its connection before 2 was confirmed.
+    So a 2 that the agent hears before the publisher is back may be a copy, although 2 is above what is confirmed."""
+    driver = moving(told=False)
+    driver.core.mark(TILE, True)
+    recorded: list[bytes] = []
+    evidence: list[int] = []
+    driver.core.recorder.heard = (  # type: ignore[method-assign]
+        lambda channel, blob, fresh, now: recorded.append(blob) if fresh else None
+    )
+    driver.core.recorder.evidence = (  # type: ignore[method-assign]
+        lambda channel, stream, last, present, now: evidence.append(last)
+    )
+    driver.hear(TILE, message(2, b"altered"))
+    driver.tell(control.Hello(9, TILE, False, False, 0, 3, STREAM, 1))
+    assert ([blob for blob in forwarded(driver) if not blob[2] & BEACON], recorded) == ([], [])
+    assert evidence == [1, 2], "the publisher is asked for 2"
+    driver.hear(TILE, message(2, b"true"))
+    (blob,) = [blob for blob in forwarded(driver) if not blob[2] & BEACON]
+    assert blob.endswith(b"true")
+    assert recorded == [message(2, b"true")]
+
+
 def test_an_agent_does_not_vouch_for_a_stream_whose_publisher_has_not_told_how_far_it_has_come() -> None:
     driver = moving()
     for number in (1, 2, 3):

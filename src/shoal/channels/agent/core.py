@@ -332,7 +332,8 @@ class AgentCore:
         self.dispatcher.heard(channel, blob, standing, now)
 
     def _told(self, channel: bytes, stream: int, last: int) -> None:
-        """A publisher has told how far its stream has come: what waited for that is taken."""
+        """A publisher has told how far its stream has come: what waited for that is taken, and what was dropped is
+        asked for."""
         for blob, standing in self._untold.take(channel, stream, last):
             self._published(channel, blob, standing, self._now)
         dropped = self._untold.take_dropped(channel, stream)
@@ -780,6 +781,7 @@ class AgentCore:
             self.dispatcher.came(hello.name, hello.stream, self._now)
             if self.recorder.active:
                 self.recorder.evidence(hello.name, hello.stream, hello.last, False, self._now)
+            self._untold.drop(hello.name, hello.stream)
             self._told(hello.name, hello.stream, hello.last)
         else:
             if not hello.pattern:

@@ -1,9 +1,15 @@
 """Messages of streams whose publishers have not told yet how far they had come when the agent began to listen.
 
 Owns them until then. Such a message may be new, or an altered copy of one that was published before: the tag does not
-cover the payload, and the agent has not heard the true one. A publisher tells in its Hello or Present; its messages
-above that number are new, and the agent has heard the true one of each first. Messages of publishers that have died
-wait until the incarnation ends.
+cover the payload, and the agent has not heard the true one. A publisher tells how far its stream is confirmed:
+
+- In a Present, which answers a Resync of this agent. The confirmations of all messages that the server received before
+  the Resync reached the publisher before it. So messages above the number are new, and the agent has heard the true one
+  of each first.
+- In a Hello, when it has connected. Messages of an earlier connection may have reached the server without being
+  confirmed, so messages above the number may be copies too. The publisher sends these again.
+
+Messages of publishers that have died wait until the incarnation ends.
 """
 
 from __future__ import annotations
@@ -54,6 +60,12 @@ class UntoldMessages:
             last = max(last, sequence)
         return found
 
+    def drop(self, channel: bytes, stream: int) -> None:
+        """Forgets the messages of a stream, but not how far they reach."""
+        for blob, _ in self.take(channel, stream, 0):
+            _, _, _, _, sequence, _ = HEADER.unpack_from(blob)
+            self._dropped[channel, stream] = max(sequence, self._dropped.get((channel, stream), 0))
+
     def take_dropped(self, channel: bytes, stream: int) -> int:
-        """The highest number of a stream for which there was no room; 0 if there is none."""
+        """The highest number of a stream that was dropped, or for which there was no room; 0 if there is none."""
         return self._dropped.pop((channel, stream), 0)
