@@ -154,7 +154,7 @@ def test_what_comes_before_the_word_of_its_publisher_waits_for_it() -> None:
 
 
 def test_what_a_connected_publisher_repeats_is_not_taken_from_others() -> None:
-    """1 and 2 reached the server while the agent was away, and the publisher lost its connection before 2 was confirmed.
+    """1 and 2 reached the server while the agent was away. The publisher lost its connection before 2 was confirmed.
     So a 2 that the agent hears before the publisher is back may be a copy, although 2 is above what is confirmed."""
     driver = moving(told=False)
     driver.core.mark(TILE, True)

@@ -31,6 +31,8 @@ from shoal.pipeline.source.offset_planner import OffsetPlanner
 
 ROOT = Path(__file__).parents[2]
 
+pytestmark = pytest.mark.xdist_group("submit")  # one master and worker for all tests
+
 
 @pytest.fixture(scope="module")
 def bulk(tmp_path_factory: pytest.TempPathFactory) -> object:

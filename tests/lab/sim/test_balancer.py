@@ -92,7 +92,7 @@ def test_leaders_telemetry_and_servers_all_have_their_corners() -> None:
 def test_a_drained_server_stays_until_its_records_are_archived(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(balancer, "RECORDED", 1.0)
     monkeypatch.setattr(balancer, "ARCHIVE_S", 20.0)
-    for seed in (28, 25, 13, *range(SEARCH_SEEDS_MAX)):
+    for seed in (50, 8, 46, *range(SEARCH_SEEDS_MAX)):
         outcome = run_seed(seed)
         assert outcome.verdict.violations == []
         with monkeypatch.context() as changed:
