@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -69,6 +70,29 @@ async def test_stop_ends_a_paused_child(tmp_path: Path) -> None:
     child.send(signal.SIGSTOP)
     await child.stop(10)
     assert child.exit_code == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGKILL])
+async def test_stop_ends_what_the_child_has_started(first: signal.Signals, tmp_path: Path) -> None:
+    """Like Spark's Java, which outlives a job that ends while Java starts."""
+    command = f"import subprocess; subprocess.Popen({STUBBORN!r}); {'' if first is signal.SIGTERM else STUBBORN[2]}"
+    log = tmp_path / "log"
+    child = start([sys.executable, "-c", f"{command}\nimport time; time.sleep(600)"], log)
+    assert await asyncio.to_thread(wait_until, lambda: says_up(log), 10)
+    members = _group(child.pid)
+    assert len(members) == 2
+    await child.stop(10 if first is signal.SIGTERM else 0.2)
+    assert wait_until(lambda: all(start_ticks(pid) is None for pid in members), 10)
+
+
+def _group(leader: int) -> list[int]:
+    """The processes of a group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(path.read_text().rpartition(")")[2].split()[2]) == leader:
+                found.append(int(path.parent.name))
+    return found
 
 
 def test_a_child_dies_with_its_parent(tmp_path: Path) -> None:

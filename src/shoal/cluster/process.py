@@ -77,6 +77,7 @@ class ChildProcess:
             self.send(signal.SIGCONT)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self.wait(), grace_s)
+                self._kill_rest()
         self.kill_now()
 
     def kill_now(self) -> None:
@@ -84,6 +85,13 @@ class ChildProcess:
         if self.exit_code is None:
             self.send(signal.SIGKILL)
             self._popen.wait()
+            self._kill_rest()
+
+    def _kill_rest(self) -> None:
+        """Kill the processes that it has started, such as Spark's Java. Call when it has just ended: later its pid may
+        belong to another process."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 def start(command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> ChildProcess:

@@ -195,16 +195,30 @@ def _start(options: SessionOptions) -> SparkSession:
     settings = settings_of(options, ClassCache.of(find_java()).option())
     # Otherwise workers would run the python3 of PATH, which may be another one.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    before = signal.getsignal(signal.SIGINT)
     try:
-        return SparkSession.builder.config(map={**settings}).getOrCreate()
+        with _interrupts_held_back():
+            return SparkSession.builder.config(map={**settings}).getOrCreate()
     except (OSError, PySparkRuntimeError) as error:
         raise PipelineError(
             f"Spark did not start: {error}", do="see its output above, unset SPARK_HOME, and run `shoal doctor`"
         ) from error
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Delays Ctrl-C until the block is done: PySpark forgets a Java that is still starting, and that one never ends.
+    Restores the handler, because PySpark's own one waits until the running job is done."""
+    if not _in_main_thread():
+        yield
+        return
+    came = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.set())
+    try:
+        yield
     finally:
-        if _in_main_thread():
-            signal.signal(signal.SIGINT, before)  # PySpark's own handler waits until the running job is done
+        signal.signal(signal.SIGINT, before)
+    if came.is_set():
+        signal.raise_signal(signal.SIGINT)
 
 
 def _in_main_thread() -> bool:
