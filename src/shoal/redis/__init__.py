@@ -18,7 +18,7 @@ differs on a cluster of many servers.
     deadlines.py   socket_timeout and socket_connect_timeout
     options.py     redis-py's keywords and URLs
     conversion.py  converts values and errors between Shoal and redis-py
-    missing.py     the error for names of redis-py that a cluster does not have
+    missing_names.py  the error for names of redis-py that a cluster does not have
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from redis.exceptions import (
 
 from shoal.redis.client import Redis, from_url
 from shoal.redis.conversion import MessagesLostError, Subscription
-from shoal.redis.missing import missing
+from shoal.redis.missing_names import missing
 from shoal.redis.pubsub import PubSub
 
 StrictRedis = Redis

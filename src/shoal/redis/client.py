@@ -23,7 +23,7 @@ from shoal.redis.buses import OpenBuses
 from shoal.redis.connection import PubSubConnection
 from shoal.redis.conversion import Encodable, Encoder, Name, flatten
 from shoal.redis.deadlines import DEFAULT_S, Deadline, Deadlines
-from shoal.redis.missing import missing
+from shoal.redis.missing_names import missing
 from shoal.redis.options import address_of, check_database, check_keywords, read_url, tls_of, with_login
 from shoal.redis.pubsub import PubSub
 from shoal.wire.envelope import RESERVED_PREFIX

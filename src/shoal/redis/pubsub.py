@@ -33,7 +33,7 @@ from shoal.redis.conversion import (
 )
 from shoal.redis.deadlines import Deadline
 from shoal.redis.feeds import FeedItem, Kind
-from shoal.redis.missing import missing
+from shoal.redis.missing_names import missing
 
 _log: Final = get_log(__name__)
 

@@ -12,7 +12,7 @@ backlog.py          unread entries of streams, and where they end at a time
 time_cut.py         the time at which a batch of limited size ends
 parts.py            what one task reads
 conditions.py       conditions of a query on its rows
-pruning.py          leaves out what conditions exclude
+part_filter.py      leaves out servers, streams and times that conditions exclude
 lag.py              how far a query is behind
 columns.py          column types of readers and writers
 writer.py           publishes rows as messages

@@ -37,8 +37,8 @@ from shoal.pipeline.source.kinds import kind_of
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset, check_order, read_offset, write_offset
 from shoal.pipeline.source.options import LATEST, READER_OPTIONS, SourceOptions, known_options, read_options
+from shoal.pipeline.source.part_filter import narrowed
 from shoal.pipeline.source.parts import Part, read_part
-from shoal.pipeline.source.pruning import narrowed
 from shoal.pipeline.spark.tasks import spark_schema
 
 if TYPE_CHECKING:
