@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not
 from shoal.filters.filter import Filter, filter_of
-from shoal.filters.predicates import LISTING, ORDERED, TEXTUAL, UNLIKE, Operator, Predicate, predicate
+from shoal.filters.predicates import LISTING, ORDERED, TEXTUAL, UNLIKE, WILD, Operator, Predicate, predicate
 from shoal.filters.values import INTEGER_MAX, INTEGER_MIN, KINDS, Event, Value
+from shoal.filters.views import ADDRESS, FOLDED, network_bits
+from shoal.filters.wildcards import pattern_of
 
 NAMES = ("a", "b", "c")
 NUMBERS: tuple[int | float, ...] = (-1, 0, 0.5, 1, 2, 3, 2**53, 2**53 + 1, 1e300)
-STRINGS = ("", "a", "ab", "aba", "b", "ba", "bb", "1", "é")
+STRINGS = ("", "a", "ab", "aba", "b", "ba", "bb", "1", "é", "aB*", "É", "10.1.2.3", "::1")
+NETWORKS = ("10.0.0.0/8", "10.1.2.3", "10.1.2.0/24", "0.0.0.0/0", "::/0", "::1/128", "2001:db8::/32")
 BOOLEANS = (False, True)
 UNIVERSE: tuple[Value, ...] = (*NUMBERS, *STRINGS, *BOOLEANS)
 """Every value that the strategies draw."""
@@ -40,6 +43,11 @@ events: st.SearchStrategy[Event] = st.dictionaries(names, values, max_size=len(N
 any_events: st.SearchStrategy[Event] = st.dictionaries(any_names, any_values, max_size=6)
 
 
+def patterns_over(textual: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    """Wildcards with some stars between some texts."""
+    return st.lists(textual, min_size=1, max_size=4).map(lambda parts: pattern_of(tuple(parts)))
+
+
 def predicates_over(
     attributes: st.SearchStrategy[str],
     numeric: st.SearchStrategy[int | float],
@@ -59,6 +67,10 @@ def predicates_over(
             return st.sampled_from(sorted(KINDS))
         if operator in LISTING:
             return lists.map(tuple)
+        if operator in WILD:
+            return patterns_over(textual).filter(lambda pattern: set(pattern) != {"*"})
+        if operator is Operator.IS_NOT:
+            return ordered
         if operator in UNLIKE.values():
             return textual.filter(bool)
         if operator in TEXTUAL:
@@ -70,8 +82,38 @@ def predicates_over(
     )
 
 
-predicates = predicates_over(names, numbers, strings)
-any_predicates = predicates_over(any_names, any_numbers, any_strings)
+def predicates_on_views(
+    attributes: st.SearchStrategy[str], textual: st.SearchStrategy[str]
+) -> st.SearchStrategy[Predicate]:
+    """Predicates on folded strings and on addresses."""
+    operators = sorted((TEXTUAL | ORDERED | {Operator.EQ, Operator.NE, Operator.IS_NOT}) - _NEEDS_TEXT)
+    folded = attributes.map(lambda name: name + FOLDED)
+    return st.one_of(
+        st.builds(predicate, folded, st.sampled_from(operators), textual),
+        st.builds(predicate, folded, st.sampled_from(sorted(_NEEDS_TEXT - WILD)), textual.filter(bool)),
+        st.builds(predicate, folded, st.sampled_from(sorted(LISTING)), st.lists(textual, min_size=1).map(tuple)),
+        st.builds(
+            predicate,
+            folded,
+            st.sampled_from(sorted(WILD)),
+            patterns_over(textual).filter(lambda pattern: set(pattern) != {"*"}),
+        ),
+        st.builds(
+            predicate,
+            attributes.map(lambda name: name + ADDRESS),
+            st.sampled_from((Operator.PREFIX, Operator.NOT_PREFIX, Operator.IS_NOT_PREFIX)),
+            st.sampled_from(NETWORKS).map(network_bits),
+        ),
+    )
+
+
+_NEEDS_TEXT = frozenset(UNLIKE.values()) - {Operator.IS_NOT} | WILD
+
+plain_predicates = predicates_over(names, numbers, strings)
+predicates = st.one_of(plain_predicates, plain_predicates, predicates_on_views(names, strings))
+any_predicates = st.one_of(
+    predicates_over(any_names, any_numbers, any_strings), predicates_on_views(any_names, any_strings)
+)
 
 predicate_lists = st.lists(predicates, min_size=1, max_size=5)
 """The predicates of one conjunction, which may contradict each other."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,6 +49,12 @@ def test_the_papers_advertisement_allows_its_publication() -> None:
     assert not advertisement.allows({**QUOTE, "high": "43"})
     assert not advertisement.allows({name: value for name, value in QUOTE.items() if name != "low"})
     assert not advertisement.allows({**QUOTE, "closing": 33.0})
+
+
+def test_values_of_numpy_are_converted_before_they_are_compared() -> None:
+    tenth = numpy.float32(0.1)
+    assert [advertised(f"[a,{sign},0.1]").allows({"a": tenth}) for sign in ("<", "=", ">")] == [False, False, True]
+    assert advertised("[a,=,true]").allows({"a": numpy.True_})
 
 
 @pytest.mark.parametrize(

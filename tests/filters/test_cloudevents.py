@@ -57,7 +57,7 @@ def test_every_dialect(expression: object, text: str) -> None:
         ("exact", "not a str"),
         ({"exact": {}}, "'exact' needs an object"),
         ({"exact": {"a": ""}}, "non-empty strings, not with an empty string"),
-        ({"exact": {"a": 1}}, "non-empty strings, not with a int"),
+        ({"exact": {"a": 1}}, "non-empty strings, not with an int"),
         ({"exact": {"": "b"}}, "name must not be empty"),
         ({"exact": {1: "b"}}, "names are strings"),
         ({"exact": {"a": "\ud800"}}, "surrogate"),
@@ -69,6 +69,18 @@ def test_every_dialect(expression: object, text: str) -> None:
 def test_what_the_specification_does_not_allow_is_rejected(expression: object, says: str) -> None:
     with pytest.raises(FilterError, match=says):
         from_cloudevents(expression)
+
+
+def test_any_of_many_values_is_a_list() -> None:
+    many = [f"type-{number}" for number in range(100)]
+    folded = from_cloudevents({"any": [{"exact": {"type": text}} for text in (*many, "type-1")]})
+    assert folded == parse(f"type in ({', '.join(map(repr, many))})")
+    mixed = {"any": [*({"exact": {"type": text}} for text in many), {"prefix": {"source": "/"}}]}
+    assert len(from_cloudevents(mixed).conjunctions) == 2
+    thousands = {"any": [{"exact": {"type": str(number)}} for number in range(3000)]}
+    assert from_cloudevents(thousands).matches({"type": "2999"})
+    inverse = {"not": {"all": [{"not": {"exact": {"type": text}}} for text in many]}}
+    assert from_cloudevents(inverse) == folded
 
 
 def test_a_contradiction_says_which_predicates() -> None:

@@ -60,7 +60,7 @@ def test_no_predicates_match_everything() -> None:
 
 
 def test_null_is_absence() -> None:
-    event: Event = {"a": None}  # type: ignore[dict-item]  # as it may come from outside
+    event: Event = {"a": None}  # as it may come from outside
     assert Conjunction((("a", Absent()),)).matches(event)
     assert not Conjunction((("a", Exists()),)).matches(event)
 

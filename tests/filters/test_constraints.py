@@ -15,7 +15,7 @@ from tests.filters.universe import critical_values
 
 from shoal.errors import FilterError
 from shoal.filters.constraints import Absent, Constraint, Exists, constraint_of, order_of
-from shoal.filters.predicates import UNLIKE, Operator, Predicate
+from shoal.filters.predicates import UNLIKE, WILD, Operator, Predicate
 from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, one_of
 from shoal.filters.strings import NUL, Strings, common_prefix, points, prefix_end
 from shoal.filters.values import INTEGER_MAX, NUMBER_MAX, NUMBER_MIN, Number, Value, pred, succ
@@ -33,7 +33,7 @@ plain_strings = st.text(alphabet="ab", max_size=3)
 hard_lists = st.lists(predicates_over(st.just("a"), hard_numbers, hard_strings), min_size=1, max_size=4)
 positive_lists = st.lists(
     predicates_over(st.just("a"), hard_numbers, plain_strings).filter(
-        lambda each: each.operator not in (*NEGATED, *UNLIKE.values())
+        lambda each: each.operator not in (*NEGATED, *UNLIKE.values(), *WILD)
     ),
     min_size=1,
     max_size=3,

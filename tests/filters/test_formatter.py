@@ -35,6 +35,14 @@ from shoal.filters.language import parse
         ("a = 1e300", "a = 1e+300", "[a,=,1e+300]"),
         ("true", "true", "true"),
         ("b = 1 or a = 1", "a = 1 or b = 1", None),
+        ("a not in (1, 'x')", "a not in (1, 'x')", None),
+        ("a != 'x' or a != 1", "a not in (1, 'x')", None),
+        (
+            "a not in (1, 'x') and b not in (2, 'y') or c = 1",
+            "a not in (1, 'x') and b not in (2, 'y') or c = 1",
+            None,
+        ),
+        ("a != 1 and a != 2 or b != 'x'", "a not in (1, 2) or b != 'x'", None),
     ],
 )
 def test_one_spelling_is_printed(text: str, infix: str, paper: str | None) -> None:

@@ -10,6 +10,7 @@ from tests.filters import strategies as some
 
 from shoal.errors import EmptyFilterError, FilterError, FilterTooLargeError
 from shoal.filters.conjunctions import conjunction_of
+from shoal.filters.events import parse_event
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import filter_of
 from shoal.filters.formatter import predicate_text
@@ -110,6 +111,14 @@ def test_the_examples_of_the_design_and_of_the_paper_are_one_filter() -> None:
     assert infix == parse("[class,eq,'STOCK'],[symbol,eq,'YHOO'],[volume,>,300000]")
     assert infix == parse("[class,eq,\u2018STOCK\u2019],[symbol,eq,\u2018YHOO\u2019],[volume,>,300000]")
     assert infix == parse("volume>300_000 AND\n\tclass=='STOCK' and (symbol in ('YHOO'))")
+
+
+def test_the_spelling_of_padres() -> None:
+    text = """[class,eq,STOCK],[symbol,str-eq,"YHOO"],[volume,>,300000],[day,in,(Mon,"Tue")],[open,isPresent,x];"""
+    same = "class = 'STOCK' and symbol = 'YHOO' and volume > 300000 and day in ('Mon', 'Tue') and open is string"
+    assert parse(text) == parse(same)
+    assert parse("[open,=,true]") == parse("open = true")
+    assert parse_event('[class,STOCK],[note,"two words"];') == {"class": "STOCK", "note": "two words"}
 
 
 def test_the_advertisement_of_the_paper() -> None:
@@ -298,7 +307,7 @@ def spelled(expression: Expression) -> str:
         ("a in ()", 6, "expected a value"),
         ("a in (1 2)", 8, r"expected ',' or '\)'"),
         ("a is integer", 5, "expected 'number', 'string' or 'boolean'"),
-        ("a not = 1", 6, "expected 'in', 'prefix', 'suffix' or 'contains'"),
+        ("a not = 1", 6, "expected 'in', 'prefix', 'suffix', 'contains', 'wildcard' or 'cidr'"),
         ("a = 'x", 4, "the quote that opens here is never closed; expected '"),
         ('"a = 1', 0, 'expected "'),
         ("a = 12x", 6, "is followed by 'x'"),
@@ -314,6 +323,22 @@ def spelled(expression: Expression) -> str:
         ("a = '\ud800'", 5, "surrogate"),
         ('"" = 1', 0, "must not be empty"),
         ("a != *", 5, "expected a value"),
+        (" \n ", 3, "found the end, .*: write true for a filter that every event matches"),
+        ("a = null", 4, "write absent after the name"),
+        ("a is NULL", 5, "write absent"),
+        ("a is not null", 9, "write exists"),
+        ("a = 1 && b = 2", 6, "found '&&', expected 'and'"),
+        ("a = 1 | b = 2", 6, "found '[|]', expected 'or'"),
+        ("a = 1 || b = 2", 6, "found '[|][|]', expected 'or'"),
+        ("!a = 1", 0, "found '!', expected 'not'"),
+        ("a like 'x'", 2, "write wildcard, with [*] for any characters"),
+        ("a not like 'x'", 6, "write wildcard, with [*] for any characters"),
+        ("a between 1 and 2", 2, "write two bounds: price >= 1 and price <= 5"),
+        ("a starts_with 'x'", 2, "write prefix"),
+        ("a endsWith 'x'", 2, "write suffix"),
+        ("[price,<]", 8, r"found '\]', expected ',' and a value: write \[name,<,value\]"),
+        ("[a,=,1];;", 8, "found ';', expected the end"),
+        ("a = 1;", 5, "found ';', expected 'and', 'or' or the end"),
     ],
 )
 def test_an_error_says_what_was_found_where_and_what_was_expected(text: str, position: int, says: str) -> None:
@@ -369,7 +394,7 @@ def test_a_short_fuzz() -> None:
 @pytest.mark.parametrize(
     ("text", "position", "says"),
     [
-        ("a is not 5", 9, "'is not' takes a string, not 5"),
+        ("a is not true", 9, "'is not' takes a string or a number, not a boolean"),
         ("a is not number", 9, "put 'not' before the name"),
         ("a is not in ('x')", 9, "put 'not' before the name"),
         ("a is not prefix ''", 16, "'is not prefix' takes a text that is not empty"),

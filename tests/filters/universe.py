@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from shoal.filters.conjunctions import Conjunction, conjunction_of
-from shoal.filters.predicates import Operator, Predicate
+from shoal.filters.predicates import WILD, Operator, Predicate
 from shoal.filters.strings import NUL
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, pred, succ
+from shoal.filters.wildcards import parts_of
 
 STRANGE = "z"
 """A letter that no test writes in a predicate."""
@@ -24,6 +25,8 @@ def values_of(predicates: Iterable[Predicate]) -> list[Value]:
     for predicate in predicates:
         if isinstance(predicate.value, tuple):
             named.extend(predicate.value)
+        elif predicate.operator in WILD:
+            named.extend(parts_of(str(predicate.value)))
         elif predicate.value is not None and predicate.operator is not Operator.IS:
             named.append(predicate.value)
     return named

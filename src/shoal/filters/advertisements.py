@@ -21,11 +21,13 @@ from typing import Final, Generic, TypeAlias, TypeVar
 import msgspec
 
 from shoal.errors import FilterError, ProtocolError
+from shoal.filters.arrays import variants_of
 from shoal.filters.conjunctions import Conjunction
-from shoal.filters.constraints import Absent, Constraint
+from shoal.filters.constraints import Absent, Constraint, Exists
 from shoal.filters.filter import Filter, check_filter
 from shoal.filters.ranges import OneOf
-from shoal.filters.values import Event
+from shoal.filters.values import MARKS, Event
+from shoal.filters.views import base_of
 
 Item = TypeVar("Item", bound=Hashable)
 _Access: TypeAlias = tuple[str, Constraint]
@@ -38,25 +40,29 @@ class Advertisement(msgspec.Struct, frozen=True, gc=False, cache_hash=True):
     conjunction: Conjunction
 
     def allows(self, event: Event) -> bool:
-        """Whether an event keeps the promise: it has everything that is advertised, and nothing else."""
-        advertised = dict(self.conjunction.constraints)
-        return self.conjunction.matches(event) and all(
+        """Whether an event keeps the promise: it has everything that is advertised, and nothing else. An array keeps it
+        if each of its elements does."""
+        advertised = {base_of(attribute) for attribute, _ in self.conjunction.constraints}
+        return all(map(self.conjunction.matches, variants_of(event))) and all(
             attribute in advertised or event.get(attribute) is None for attribute in event
         )
 
     def overlaps(self, filter_: Filter) -> bool:
         """Whether some event that keeps the promise may match a filter. False is certain."""
         advertised = dict(self.conjunction.constraints)
+        known = {base_of(attribute) for attribute, constraint in self.conjunction.constraints if constraint != _ABSENT}
         return any(
             all(
-                constraint.intersects(advertised.get(attribute, _UNADVERTISED))
+                constraint.intersects(advertised[attribute])
+                if attribute in advertised
+                else base_of(attribute) in known or constraint.accepts(None)
                 for attribute, constraint in conjunction.constraints
             )
             for conjunction in filter_.conjunctions
         )
 
 
-_UNADVERTISED: Final = Absent()
+_ABSENT: Final = Absent()
 
 
 def advertisement_of(filter_: Filter) -> Advertisement:
@@ -222,12 +228,23 @@ class _ByAttribute(Generic[Item]):
 
 def _needed(conjunction: Conjunction) -> list[_Access]:
     """The attributes that must exist, and their constraints."""
-    return [item for item in conjunction.constraints if not item[1].accepts(None)]
+    return _of_attributes(item for item in conjunction.constraints if not item[1].accepts(None))
 
 
 def _possible(conjunction: Conjunction) -> list[_Access]:
     """The attributes that may exist, and their constraints."""
-    return [item for item in conjunction.constraints if not isinstance(item[1], Absent)]
+    return _of_attributes(item for item in conjunction.constraints if not isinstance(item[1], Absent))
+
+
+def _of_attributes(accesses: Iterable[_Access]) -> list[_Access]:
+    """One constraint for each attribute. One on a view says only that the attribute exists."""
+    found: dict[str, Constraint] = {}
+    for attribute, constraint in accesses:
+        if attribute[-1] in MARKS:
+            found.setdefault(base_of(attribute), Exists())
+        else:
+            found[attribute] = constraint
+    return list(found.items())
 
 
 def _value(constraint: Constraint) -> OneOf | None:

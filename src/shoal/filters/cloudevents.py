@@ -10,13 +10,15 @@ attribute. Its values are strings, so an attribute that is not a string equals n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters.expansion import All, Any, Expression, Leaf, expand
 from shoal.filters.filter import Filter
-from shoal.filters.predicates import UNLIKE, Operator, predicate
+from shoal.filters.predicates import UNLIKE, Operator, Predicate, predicate
+from shoal.filters.values import Value
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _LEAVES: Final = {"exact": Operator.EQ, "prefix": Operator.PREFIX, "suffix": Operator.SUFFIX}
@@ -55,7 +57,25 @@ class _Reader:
         if not isinstance(body, Sequence) or isinstance(body, str | bytes) or not body:
             raise FilterError(f"'{dialect}' needs a list of at least one filter expression")
         parts = tuple(self.read(each, negated=negated, depth=depth + 1) for each in body)
-        return All(parts) if (dialect == "all") != negated else Any(parts)
+        return All(parts) if (dialect == "all") != negated else Any(self._folded(parts))
+
+    def _folded(self, parts: Iterable[Expression]) -> tuple[Expression, ...]:
+        """Alternatives, with equalities of one attribute as lists of values."""
+        values: dict[str, dict[Value, None]] = {}
+        others: list[Expression] = []
+        for part in parts:
+            match part:
+                case All((Leaf(Predicate(name, Operator.EQ, str(text))),)):
+                    values.setdefault(name, {})[text] = None
+                case _:
+                    others.append(part)
+        size = self._limits.filter_in_values_max
+        lists = (
+            Leaf(predicate(name, Operator.IN, tuple(islice(values[name], start, start + size)), self._limits))
+            for name in values
+            for start in range(0, len(values[name]), size)
+        )
+        return (*lists, *others)
 
     def _comparison(self, dialect: str, operator: Operator, body: object, *, negated: bool) -> Expression:
         if not isinstance(body, Mapping) or not body:
@@ -90,4 +110,7 @@ def _shape(found: object) -> str:
     """How an error message describes an object of the wrong shape."""
     if isinstance(found, Mapping):
         return f"an object of {len(found)} members"
-    return "an empty string" if found == "" else f"a {type(found).__name__}"
+    if found is None or found == "":
+        return "null" if found is None else "an empty string"
+    name = type(found).__name__
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}"

@@ -14,9 +14,11 @@ from typing import Any
 
 import msgspec
 
+from shoal.filters.arrays import ARRAY_TYPES, variants_of
 from shoal.filters.constraints import Constraint, constraint_of, order_of
 from shoal.filters.predicates import Predicate
-from shoal.filters.values import Event
+from shoal.filters.values import MARKS, PLAIN_TYPES, Event, native
+from shoal.filters.views import base_of, value_of
 
 
 class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=True):
@@ -28,11 +30,24 @@ class Conjunction(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_
     constraints: tuple[tuple[str, Constraint], ...] = ()
 
     def matches(self, event: Event) -> bool:
-        """Whether every constraint accepts the event's value."""
-        for attribute, constraint in self.constraints:  # noqa: SIM110  # all() takes twice as long
-            if not constraint.accepts(event.get(attribute)):
+        """Whether every constraint accepts the event's value; for an event with arrays, whether that is so for some
+        choice of an element of each."""
+        for attribute, constraint in self.constraints:  # all() takes twice as long
+            value = event.get(attribute)
+            if value is None and attribute[-1] in MARKS:
+                value = value_of(event, attribute)
+            if type(value) not in PLAIN_TYPES:
+                if isinstance(value, ARRAY_TYPES):
+                    return self._matches_variant(event)
+                value = native(value)
+            if not constraint.accepts(value):
                 return False
         return True
+
+    def _matches_variant(self, event: Event) -> bool:
+        """`matches` for an event with arrays."""
+        names = {base_of(attribute) for attribute, _ in self.constraints}
+        return any(map(self.matches, variants_of(event, names)))
 
     def constraint(self, attribute: str) -> Constraint | None:
         """The constraint on an attribute; None if there is none."""

@@ -8,7 +8,7 @@ are independent.
     Numbers     a closed interval of numbers without some points
     Strings     an interval of strings, with required and excluded prefixes, suffixes and substrings
     OneOf       one of the listed values, which are of one kind; booleans are always this
-    Unlike      anything, perhaps absence too, except strings that meet a listed condition
+    Unlike      anything, perhaps absence too, except listed numbers and strings that meet a listed condition
 
 Two constraints that accept the same values are equal. `covers` and `intersects` are always sound: True from `covers`,
 False from `intersects` and None from `meet` are certain. They are complete for all constraints except some on strings,
@@ -24,9 +24,9 @@ import msgspec
 
 from shoal.errors import FilterError
 from shoal.filters.predicates import Operator, Predicate
-from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, numbers_of, one_of
-from shoal.filters.strings import NUL, Strings, prefix_end, strings_of, strings_without
-from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, ValueKind, kind_of, pred, succ
+from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, is_listed, numbers_of, one_of
+from shoal.filters.strings import NUL, Strings, never_like, prefix_end, strings_like, strings_of, strings_without
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, ValueKind, kind_in, kind_of, pred, succ
 
 
 class Absent(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
@@ -71,7 +71,7 @@ class Exists(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     def meet(self, other: Constraint) -> Constraint | None:
         """The other constraint restricted to values; None if it requires absence."""
         if isinstance(other, Unlike):
-            return Unlike(False, other.strings)
+            return Unlike(False, other.strings, other.numbers)
         return None if isinstance(other, Absent) else other
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
@@ -80,20 +80,23 @@ class Exists(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
-    """Every value that is not a string, the strings of `strings`, and absence if `may_be_absent`.
+    """Booleans, the strings of `strings`, all numbers but `numbers`, and absence if `may_be_absent`.
 
-    Canonical: `strings` consists of excluded texts, prefixes, suffixes and substrings only, at least one.
-    `strings_without` makes it.
+    Canonical: `strings` consists of excluded texts, prefixes, suffixes, substrings and wildcards only, and `numbers` is
+    sorted; there is at least one of all of them. `strings_without` makes `strings`.
     """
 
     may_be_absent: bool
     strings: Strings
+    numbers: tuple[Number, ...] = ()
 
     def accepts(self, value: Value | None) -> bool:
         """Whether a value, or None for absence, meets none of the listed conditions."""
         if isinstance(value, str):
             return self.strings.accepts(value)
-        return value is not None or self.may_be_absent
+        if value is None:
+            return self.may_be_absent
+        return not self.numbers or kind_in(value) is not ValueKind.NUMBER or not is_listed(value, self.numbers)
 
     def covers(self, other: Constraint) -> bool:
         """Whether everything that `other` accepts is certainly accepted here."""
@@ -102,10 +105,14 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
                 return self.may_be_absent
             case Exists():
                 return False
-            case Unlike(may_be_absent, strings):
-                return self.may_be_absent >= may_be_absent and self.strings.covers(strings)
+            case Unlike(may_be_absent, strings, numbers):
+                return (
+                    self.may_be_absent >= may_be_absent
+                    and set(self.numbers).issubset(numbers)
+                    and self.strings.covers(strings)
+                )
             case Numbers():
-                return True
+                return not any(map(other.accepts, self.numbers))
             case Strings():
                 return self.strings.covers(other)
             case OneOf(values):
@@ -118,10 +125,14 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
     def meet(self, other: Constraint) -> Constraint | None:
         """The constraint that accepts what both accept. None if no value can satisfy both."""
         match other:
-            case Unlike(may_be_absent, strings):
-                return Unlike(self.may_be_absent and may_be_absent, _without_both(self.strings, strings))
-            case Numbers():
-                return other
+            case Unlike(may_be_absent, strings, numbers):
+                return Unlike(
+                    self.may_be_absent and may_be_absent,
+                    _without_both(self.strings, strings),
+                    tuple(sorted({*self.numbers, *numbers})),
+                )
+            case Numbers(low, high, excluded):
+                return numbers_of(low, high, (*excluded, *self.numbers))
             case Strings():
                 return self.strings.meet(other)
             case Absent() | Exists() | OneOf():
@@ -130,11 +141,13 @@ class Unlike(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=5):
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
         """The shortest spelling."""
         found = [] if self.may_be_absent else [Predicate(attribute, Operator.EXISTS)]
+        found.extend(Predicate(attribute, Operator.IS_NOT, number) for number in self.numbers)
         for operator, texts in (
             (Operator.IS_NOT, self.strings.excluded),
             (Operator.IS_NOT_PREFIX, self.strings.not_prefix),
             (Operator.IS_NOT_SUFFIX, self.strings.not_suffix),
             (Operator.IS_NOT_CONTAINS, self.strings.not_contains),
+            (Operator.IS_NOT_WILDCARD, self.strings.not_wildcards),
         ):
             found.extend(Predicate(attribute, operator, text) for text in texts)
         return tuple(found)
@@ -146,6 +159,7 @@ def _without_both(one: Strings, other: Strings) -> Strings:
         one.not_prefix + other.not_prefix,
         one.not_suffix + other.not_suffix,
         one.not_contains + other.not_contains,
+        one.not_wildcards + other.not_wildcards,
     )
 
 
@@ -188,8 +202,8 @@ def order_of(constraint: Constraint) -> tuple[Any, ...]:
             return (3, constraint.low, constraint.high, constraint.excluded)
         case Strings(low, high):
             return (4, low, high is None, high or "", *msgspec.structs.astuple(constraint)[2:])
-        case Unlike(may_be_absent, strings):
-            return (5, may_be_absent, *order_of(strings))
+        case Unlike(may_be_absent, strings, numbers):
+            return (5, may_be_absent, numbers, *order_of(strings))
 
 
 def _single(predicate: Predicate) -> Constraint | None:
@@ -244,6 +258,8 @@ def _on_number(operator: Operator, number: Number) -> Constraint | None:
             low = succ(number)
         case Operator.GE:
             low = number
+        case Operator.IS_NOT:
+            return Unlike(True, strings_without(), (number,))
         case _:
             raise FilterError(f"'{operator}' takes a string")
     return None if low is None or high is None else numbers_of(low, high, excluded)
@@ -258,11 +274,14 @@ _ON_STRINGS: Final[Mapping[Operator, Callable[[str], Constraint | None]]] = {
     Operator.PREFIX: lambda text: strings_of(low=text, high=prefix_end(text)),
     Operator.SUFFIX: lambda text: strings_of(suffix=text),
     Operator.CONTAINS: lambda text: strings_of(contains=(text,)),
+    Operator.WILDCARD: strings_like,
     Operator.NOT_PREFIX: lambda text: strings_of(not_prefix=(text,)),
     Operator.NOT_SUFFIX: lambda text: strings_of(not_suffix=(text,)),
     Operator.NOT_CONTAINS: lambda text: strings_of(not_contains=(text,)),
+    Operator.NOT_WILDCARD: lambda text: strings_of(**never_like(text)),  # type: ignore[arg-type]
     Operator.IS_NOT: lambda text: Unlike(True, strings_without(excluded=(text,))),
     Operator.IS_NOT_PREFIX: lambda text: Unlike(True, strings_without(not_prefix=(text,))),
     Operator.IS_NOT_SUFFIX: lambda text: Unlike(True, strings_without(not_suffix=(text,))),
     Operator.IS_NOT_CONTAINS: lambda text: Unlike(True, strings_without(not_contains=(text,))),
+    Operator.IS_NOT_WILDCARD: lambda text: Unlike(True, strings_without(**never_like(text))),
 }

@@ -13,7 +13,8 @@ absent attribute. Where all values of a column are of one kind it has a plain ty
 Where kinds mix, or integers past 2**53 occur with fractions, the column is a struct with one nullable field for each
 type that occurs (`string`, `bool`, `int64`, `uint64`, `double`), at most one of which is set. Parquet, Spark and
 DataFrame libraries read plain columns and structs, but not unions. No number loses digits either way. `from_arrow` also
-reads other widths of integers and floats, large strings and dictionary-encoded strings.
+reads other widths of integers and floats, large strings and dictionary-encoded strings. Arrays are lists of a plain
+type.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shoal.errors import EventError
 from shoal.filters.events import check_event
-from shoal.filters.values import EXACT_MAX, INTEGER_MAX, Value
+from shoal.filters.values import EXACT_MAX, INTEGER_MAX, Event, Value
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 if TYPE_CHECKING:
     import pyarrow
 
 _SIGNED_MAX: Final = INTEGER_MAX >> 1
-_Column: TypeAlias = list[Value | None]
+_Column: TypeAlias = list[Any]
 
 
-def to_arrow(events: Iterable[Mapping[str, Value | None]], limits: Limits = DEFAULT_LIMITS) -> pyarrow.RecordBatch:
+def to_arrow(events: Iterable[Event], limits: Limits = DEFAULT_LIMITS) -> pyarrow.RecordBatch:
     """The events, checked, as a record batch with one row for each."""
     import pyarrow
 
@@ -59,11 +60,11 @@ def is_arrow(found: object) -> bool:
     return arrow is not None and isinstance(found, arrow.RecordBatch | arrow.Table)
 
 
-def from_arrow(batch: pyarrow.RecordBatch | pyarrow.Table, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Value]]:
+def from_arrow(batch: pyarrow.RecordBatch | pyarrow.Table, limits: Limits = DEFAULT_LIMITS) -> list[dict[str, Any]]:
     """The events of a record batch or table, checked, one for each row."""
     if not is_arrow(batch):
         raise EventError(f"an Arrow record batch or table is needed, not something of type {type(batch).__name__}")
-    events: list[dict[str, Value | None]] = [{} for _ in range(batch.num_rows)]
+    events: list[dict[str, Any]] = [{} for _ in range(batch.num_rows)]
     for field, column in zip(batch.schema, batch.columns, strict=True):
         values = _values(field, column)
         for event, value in zip(events, values, strict=True):
@@ -86,7 +87,7 @@ def _values(field: pyarrow.Field, column: pyarrow.Array | pyarrow.ChunkedArray) 
     return [_only_member(field.name, value) for value in values] if pyarrow.types.is_struct(field.type) else values
 
 
-def _row(row: int, event: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:
+def _row(row: int, event: Event, limits: Limits) -> dict[str, Any]:
     try:
         return check_event(event, limits)
     except EventError as error:
@@ -105,6 +106,8 @@ def _array(column: _Column) -> pyarrow.Array:
     """The column as the plain type that holds all values, or as a struct of several types."""
     import pyarrow
 
+    if any(isinstance(value, list) for value in column):
+        return _list_array(column)
     types = {_type_name(value) for value in column if value is not None}
     if types == {"int64", "uint64"} and all(not isinstance(value, int) or value >= 0 for value in column):
         types = {"uint64"}
@@ -120,6 +123,23 @@ def _array(column: _Column) -> pyarrow.Array:
         [_plain_array(member, name) for name, member in zip(names, members, strict=True)],
         names,
         mask=pyarrow.array([value is None for value in column]),
+    )
+
+
+def _list_array(column: _Column) -> pyarrow.Array:
+    """A column of arrays. An attribute that is sometimes a single value is an array of one there."""
+    import pyarrow
+
+    lists = [value if isinstance(value, list) else [value] for value in column if value is not None]
+    elements = _array([each for some in lists for each in some])
+    if pyarrow.types.is_struct(elements.type):
+        raise EventError("the arrays of an attribute have elements of several kinds, which no column holds")
+    found = iter(lists)
+    rows = [None if value is None else next(found) for value in column]
+    floats = pyarrow.types.is_floating(elements.type)
+    return pyarrow.array(
+        [None if row is None else [float(each) if floats else each for each in row] for row in rows],
+        pyarrow.list_(elements.type),
     )
 
 

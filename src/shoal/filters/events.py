@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from shoal.errors import EventError, FilterError
+from shoal.filters.arrays import ARRAY_TYPES, combinations_of
 from shoal.filters.reader import Reader
-from shoal.filters.values import Value, canonical, native, problem_of, problem_of_name
+from shoal.filters.values import Event, Value, canonical, native, problem_of, problem_of_name
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _NO_LIMITS: Final = Limits(attributes_max=sys.maxsize, attribute_name_bytes_max=sys.maxsize)
 _encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | None])
+_Single: TypeAlias = str | int | float | bool | None
+_decoder: Final = msgspec.msgpack.Decoder(dict[str, _Single | list[_Single]])
 
 
-def check_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
+def check_event(attributes: Event, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """A mapping as an event: canonical values, and no attribute whose value is None.
 
     Raises EventError for invalid names and values, and above `attributes_max` and `attributes_bytes_max`.
@@ -33,12 +35,20 @@ def check_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT
     return event
 
 
-def encode_event(attributes: Mapping[str, Value | None], limits: Limits = DEFAULT_LIMITS) -> bytes:
+def encode_event(attributes: Event, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """A mapping, checked, as MessagePack."""
     return _encoded(_checked(attributes, limits), limits)
 
 
-def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
+def decode_any_event(data: bytes) -> Event:
+    """The event in some MessagePack, of any size."""
+    try:
+        return _checked(_decoder.decode(data), _NO_LIMITS)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise EventError(f"the bytes are not an event in MessagePack ({error})") from error
+
+
+def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """The event in some MessagePack, checked like `check_event`."""
     if not isinstance(data, bytes | bytearray | memoryview):
         raise EventError(f"bytes are needed to decode an event, not something of type {type(data).__name__}")
@@ -51,15 +61,16 @@ def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Valu
     return _checked(attributes, limits)
 
 
-def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
-    """The event in the papers' spelling: `[class,'STOCK'],[volume,10]`. Empty text is the event without attributes.
+def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
+    """The event in the papers' spelling: `[class,'STOCK'],[volume,10]`, perhaps with a `;` at the end. Empty text is
+    the event without attributes.
 
     Raises EventError with the position of the mistake.
     """
-    event: dict[str, Value] = {}
+    event: dict[str, Any] = {}
     try:
         reader = Reader(text, limits)
-        while not reader.at_end():
+        while not reader.at_end() and not (event and reader.next_is(";")):
             if event:
                 reader.expect(",")
             position = reader.position
@@ -67,39 +78,55 @@ def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Value]:
             if name in event:
                 raise FilterError(f"attribute {name!r} is given twice", text=text, position=position)
             event[name] = value
+        reader.close()
     except FilterError as error:
         raise EventError(str(error)) from error
     return check_event(event, limits)
 
 
-def plain_event(attributes: Mapping[str, Value | None]) -> dict[str, Value]:
+def plain_event(attributes: Event) -> dict[str, Any]:
     """A mapping as an event of any size. Raises EventError for invalid names and values, and for anything but a
     mapping."""
     return _checked(attributes, _NO_LIMITS)
 
 
-def _checked(attributes: Mapping[str, Value | None], limits: Limits) -> dict[str, Value]:
+def _checked(attributes: Event, limits: Limits) -> dict[str, Any]:
     if not isinstance(attributes, Mapping):
         raise EventError(f"an event is a mapping of names to values, not something of type {type(attributes).__name__}")
-    event: dict[str, Value] = {}
+    event: dict[str, Any] = {}
     for name, value in attributes.items():
         if problem := problem_of_name(name, limits):
             raise EventError(problem)
         if value is None:
             continue
-        if problem_of(value):
-            value = native(value)
-            if problem := problem_of(value):
-                raise EventError(f"attribute {name!r} {problem}")
-        event[str.__str__(name)] = canonical(value)
+        if isinstance(value, ARRAY_TYPES):
+            elements = [_element(name, each, " has an element that") for each in value if each is not None]
+            if elements:
+                event[str.__str__(name)] = elements
+            continue
+        event[str.__str__(name)] = _element(name, value)
     if len(event) > limits.attributes_max:
         raise EventError(
             f"an event has at most attributes_max={limits.attributes_max} attributes, this one has {len(event)}"
         )
+    if combinations_of(event) > limits.array_combinations_max:
+        raise EventError(
+            f"the arrays of an event have {combinations_of(event)} combinations of elements, "
+            f"more than array_combinations_max={limits.array_combinations_max}",
+            do="emit several events",
+        )
     return event
 
 
-def _encoded(event: Mapping[str, Value], limits: Limits) -> bytes:
+def _element(name: str, value: Value, which: str = "") -> Value:
+    if problem_of(value):
+        value = native(value)
+        if problem := problem_of(value):
+            raise EventError(f"attribute {name!r}{which} {problem}")
+    return canonical(value)
+
+
+def _encoded(event: Event, limits: Limits) -> bytes:
     data = _encoder.encode(event)
     if len(data) > limits.attributes_bytes_max:
         raise _too_many_bytes(len(data), limits)

@@ -23,7 +23,7 @@ from shoal.filters.conjunctions import Conjunction, conjunction_of
 from shoal.filters.filter import Filter, filter_of
 from shoal.filters.formatter import predicate_text, predicates_of
 from shoal.filters.predicates import LISTING, NEGATIONS, Operand, Operator, Predicate, none_of
-from shoal.filters.values import KINDS, Value, ValueKind, kind_of
+from shoal.filters.values import KINDS, MARKS, Value, ValueKind, kind_of
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 
@@ -137,6 +137,8 @@ def _literal(leaf: Leaf, *, negated: bool) -> list[tuple[Leaf, ...]]:
     """A predicate or its negation: alternatives, each a conjunction of predicates that one constraint can express."""
     name, operator, value = leaf.predicate.attribute, leaf.predicate.operator, leaf.predicate.value
     values: Iterable[Operand] = (value,)
+    if operator is Operator.IS and negated and name[-1] in MARKS:
+        return []  # a view is a string or absent
     if operator is Operator.IS and negated:
         values = (other for other in KINDS if other != value)
     elif negated:

@@ -20,9 +20,9 @@ from shoal.errors import EmptyFilterError, FilterError
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.constraints import KIND_CONSTRAINTS, Absent, Constraint, Exists, Unlike
 from shoal.filters.formatter import filter_text, paper_text
-from shoal.filters.ranges import BOOLEANS, Numbers, OneOf
+from shoal.filters.ranges import BOOLEANS, Numbers, OneOf, numbers_of
 from shoal.filters.strings import NUL, Strings, is_below, reaches
-from shoal.filters.values import Event, Number, Value, succ
+from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Event, Number, Value, succ
 
 
 class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=True):
@@ -32,12 +32,8 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
 
     def matches(self, event: Event) -> bool:
         """Whether some conjunction matches the event. None as a value means absence."""
-        get = event.get
-        for conjunction in self.conjunctions:
-            for attribute, constraint in conjunction.constraints:
-                if not constraint.accepts(get(attribute)):
-                    break
-            else:
+        for conjunction in self.conjunctions:  # noqa: SIM110  # any() takes longer
+            if conjunction.matches(event):
                 return True
         return False
 
@@ -164,7 +160,8 @@ def _all_accepted(wanted: Constraint | None, parts: Sequence[Constraint]) -> boo
 def _apart(unlike: Unlike) -> list[Constraint]:
     """A constraint on all kinds of values as one constraint per kind."""
     absence = [Absent()] if unlike.may_be_absent else []
-    return [*absence, Numbers(), BOOLEANS, unlike.strings]
+    numbers = numbers_of(NUMBER_MIN, NUMBER_MAX, unlike.numbers)
+    return [*absence, *([numbers] if numbers else []), BOOLEANS, unlike.strings]
 
 
 def _is_accepted(value: Value, parts: Iterable[Constraint]) -> bool:

@@ -8,7 +8,7 @@ error: what was found, where, and what was expected. Never touches conditions, o
     'text'    a string; a doubled '' is one quote, everything else is literal
               curly single quotes, as papers print them, work as well: the string ends at a closing one
     number    as in Python: 10, -2.5, +1e-3, 300_000; with a point or an exponent it is a float64
-    signs     = == != <> < <= > >= ( ) [ ] , *
+    signs     = == != <> < <= > >= ( ) [ ] , * ;
 
 Blanks and line ends separate tokens and have no other meaning.
 """
@@ -34,11 +34,13 @@ _TOKEN: Final = re.compile(
     | (?P<number>  [+-]? (?: {_DIGITS} (?: \. (?: {_DIGITS} )? )? | \.{_DIGITS} ) (?: [eE][+-]?{_DIGITS} )? )
     | (?P<string>  '[^']*(?:''[^']*)*' | [\u2018\u2019][^\u2019]*(?:\u2019\u2019[^\u2019]*)*\u2019 )
     | (?P<quoted>  "[^"]*(?:""[^"]*)*" )
-    | (?P<sign>    == | != | <> | <= | >= | [=<>()\[\],*] )
+    | (?P<sign>    == | != | <> | <= | >= | [=<>()\[\],*;] )
     """,
     re.VERBOSE,
 )
 _OPEN_QUOTES: Final = {"'": "'", '"': '"', "\u2018": "\u2019", "\u2019": "\u2019"}
+_WORDS_FOR_SIGNS: Final = {"&&": "and", "&": "and", "||": "or", "|": "or", "!": "not"}
+"""What the language writes for the signs of other languages."""
 _INTEGER_DIGITS_MAX: Final = 20
 """Digits of the largest 64-bit integer. Python refuses to parse integers of thousands of digits."""
 
@@ -157,6 +159,11 @@ def _stray(text: str, position: int) -> FilterError:
             position=position,
             expected=(close,),
         )
+    sign = found * 2 if text.startswith(found * 2, position) and found in "&|" else found
+    if word := _WORDS_FOR_SIGNS.get(sign):
+        return FilterError(
+            f"found {sign!r}, expected '{word}'", do=f"write {word}", text=text, position=position, expected=(word,)
+        )
     return FilterError(
         f"found {found!r}, expected a name, a value or an operator",
         do="put names with such characters in double quotes, strings in single quotes",
@@ -166,6 +173,8 @@ def _stray(text: str, position: int) -> FilterError:
     )
 
 
+NOTHING: Final = frozenset({"null", "none", "nil"})
+"""What other languages write for absence."""
 _A_NAME: Final = "the name of an attribute"
 _A_VALUE: Final = "a value ('text', a number, true or false)"
 
@@ -199,6 +208,10 @@ class Reader:
         """Whether the next token is a word, in any case, or a sign."""
         return self.token.keyword == keyword
 
+    def followed_by(self, sign: str) -> bool:
+        """Whether a sign is behind the next token."""
+        return not self.at_end() and self._tokens[self._at + 1].keyword == sign
+
     def skip(self) -> None:
         """Moves past the next token."""
         self._at += 1
@@ -215,13 +228,16 @@ class Reader:
         if not self.accept(sign):
             raise self.unexpected(f"'{sign}'")
 
-    def value(self) -> Value:
-        """Reads a value."""
+    def value(self, *, in_brackets: bool = False) -> Value:
+        """Reads a value. In brackets, a bare word and a text in double quotes are strings too, as PADRES writes
+        them."""
         token = self.token
-        if token.kind in (TokenKind.STRING, TokenKind.NUMBER):
+        if token.kind in (TokenKind.STRING, TokenKind.NUMBER) or (in_brackets and token.kind is TokenKind.QUOTED):
             value = token.value
         elif token.keyword in ("true", "false"):
             value = token.keyword == "true"
+        elif in_brackets and token.kind is TokenKind.WORD:
+            value = token.text
         else:
             raise self.unexpected(_A_VALUE, do=_advice_on_value(token))
         self.skip()
@@ -239,7 +255,7 @@ class Reader:
         elif token.kind is TokenKind.WORD and token.keyword not in RESERVED:
             name = token.text
         else:
-            raise self.unexpected(_A_NAME, do=_advice_on_name(token))
+            raise self.unexpected(_A_NAME, do=_advice_on_name(token, is_first=self._at == 0))
         if problem := problem_of_name(name, self.limits):
             raise FilterError(problem, text=self.text, position=token.position, expected=(_A_NAME,))
         self.skip()
@@ -250,9 +266,14 @@ class Reader:
         self.expect("[")
         name = self.name()
         self.expect(",")
-        value = self.value()
+        value = self.value(in_brackets=True)
         self.expect("]")
         return name, value
+
+    def close(self) -> None:
+        """Moves past the `;` that may close a text in the papers' spelling."""
+        if self.accept(";") and not self.at_end():
+            raise self.unexpected("the end")
 
     def unexpected(self, *expected: str, do: str | None = None) -> FilterError:
         """The error for a token that is not allowed here."""
@@ -266,9 +287,9 @@ class Reader:
         )
 
 
-def _advice_on_name(token: Token) -> str | None:
+def _advice_on_name(token: Token, *, is_first: bool) -> str | None:
     if token.kind is TokenKind.END:
-        return "write true for a filter that every event matches" if token.position == 0 else None
+        return "write true for a filter that every event matches" if is_first else None
     if token.keyword in RESERVED:
         return f'put an attribute of that name in double quotes, "{token.text}"'
     if token.kind in (TokenKind.STRING, TokenKind.NUMBER):
@@ -279,6 +300,8 @@ def _advice_on_name(token: Token) -> str | None:
 
 
 def _advice_on_value(token: Token) -> str | None:
+    if token.keyword in NOTHING:
+        return "write absent after the name for an attribute without a value, exists for one with a value"
     if token.kind is TokenKind.WORD:
         return f"put strings in single quotes, '{token.text}'"
     if token.kind is TokenKind.QUOTED:

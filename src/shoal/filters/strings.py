@@ -15,7 +15,8 @@ them one by one is complete. The exceptions:
 - `meet` may not see that nothing is left, and so `intersects` may return True, for two or more `not contains`, or for
   `not contains` with bounds that are not those of a prefix (`s >= 'ab' and s < 'ad' and not s contains 'abb' and not s
   contains 'abc'` is empty).
-- `covers` may return False, and two constraints with one meaning may differ, where `not contains` rejects strings near
+- `covers` may return False, and two constraints with one meaning may differ, with several wildcards, or with a wildcard
+  beside substrings, and where `not contains` rejects strings near
   a bound, or where a bound ends in NULs and a suffix or a substring rejects it.
 
 Every answer is sound nevertheless, and `covers` is a partial order: transitive, and two constraints that cover each
@@ -32,6 +33,7 @@ import msgspec
 from shoal.filters.predicates import Operator, Predicate, none_of
 from shoal.filters.ranges import Numbers, OneOf, is_listed, one_of
 from shoal.filters.values import Value, ValueKind
+from shoal.filters.wildcards import affixes_imply, implies, matches, parts_of
 
 if TYPE_CHECKING:
     from shoal.filters.constraints import Constraint
@@ -110,8 +112,9 @@ def _next(character: str) -> str:
 
 
 class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
-    """The strings in [low, high) that begin with `prefix`, end with `suffix`, contain all of `contains`, and meet none
-    of the negated conditions in the other fields.
+    """The strings in [low, high) that begin with `prefix`, end with `suffix`, contain all of `contains`, match all of
+    `wildcards`, and meet none of the negated conditions in the other fields. What a wildcard begins and ends with, and
+    its parts, are in the other fields too, so that the index and `covers` use them; they are not printed.
 
     Canonical: infinite; a prefix has no bounds beside it; all lists are sorted; no part follows from the others.
     `strings_of` makes one.
@@ -126,6 +129,8 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
     not_prefix: tuple[str, ...] = ()
     not_suffix: tuple[str, ...] = ()
     not_contains: tuple[str, ...] = ()
+    wildcards: tuple[str, ...] = ()
+    not_wildcards: tuple[str, ...] = ()
 
     @property
     def bounds(self) -> tuple[str, str | None]:
@@ -135,7 +140,7 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
     @property
     def is_interval(self) -> bool:
         """Whether the interval without `excluded` is the whole condition."""
-        return not (self.suffix or self.contains or self.not_prefix or self.not_suffix or self.not_contains)
+        return self == Strings(self.low, self.high, self.prefix, excluded=self.excluded)
 
     def accepts(self, value: Value | None) -> bool:
         """Whether a value, or None for absence, is in the set."""
@@ -182,12 +187,15 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
             not_prefix=(*self.not_prefix, *other.not_prefix),
             not_suffix=(*self.not_suffix, *other.not_suffix),
             not_contains=(*self.not_contains, *other.not_contains),
+            wildcards=(*self.wildcards, *other.wildcards),
+            not_wildcards=(*self.not_wildcards, *other.not_wildcards),
         )
 
     def predicates(self, attribute: str) -> tuple[Predicate, ...]:
         """The shortest spelling."""
         found: list[tuple[Operator, str]] = []
-        if self.prefix:
+        patterns = list(map(parts_of, self.wildcards))
+        if self.prefix and not any(parts[0] == self.prefix for parts in patterns):
             found.append((Operator.PREFIX, self.prefix))
         if self.low:
             strict = self.low.endswith(NUL)
@@ -195,12 +203,18 @@ class Strings(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=3):
         if self.high is not None:
             closed = self.high.endswith(NUL)
             found.append((Operator.LE, self.high[:-1]) if closed else (Operator.LT, self.high))
-        if self.suffix:
+        if self.suffix and not any(parts[-1] == self.suffix for parts in patterns):
             found.append((Operator.SUFFIX, self.suffix))
-        found.extend((Operator.CONTAINS, text) for text in self.contains)
+        found.extend(
+            (Operator.CONTAINS, text)
+            for text in self.contains
+            if not any(text in part for parts in patterns for part in parts)
+        )
+        found.extend((Operator.WILDCARD, pattern) for pattern in self.wildcards)
         never = [(Operator.NOT_PREFIX, text) for text in self.not_prefix]
         never.extend((Operator.NOT_SUFFIX, text) for text in self.not_suffix)
         never.extend((Operator.NOT_CONTAINS, text) for text in self.not_contains)
+        never.extend((Operator.NOT_WILDCARD, pattern) for pattern in self.not_wildcards)
         spelled = (
             *(Predicate(attribute, operator, text) for operator, text in found),
             *none_of(attribute, self.excluded),
@@ -219,6 +233,8 @@ def strings_of(
     not_prefix: Iterable[str] = (),
     not_suffix: Iterable[str] = (),
     not_contains: Iterable[str] = (),
+    wildcards: Iterable[str] = (),
+    not_wildcards: Iterable[str] = (),
 ) -> Constraint | None:
     """The canonical set of the strings that meet all these conditions; None if it is certainly empty."""
     never_inside = _minimal(not_contains, _contains)
@@ -235,6 +251,8 @@ def strings_of(
         not_prefix=never_first,
         not_suffix=never_last,
         not_contains=never_inside,
+        wildcards=_narrowest(wildcards),
+        not_wildcards=_widest(not_wildcards),
     )
     interval = _narrowed(low, high, pattern)
     if interval is None:
@@ -247,6 +265,8 @@ def strings_of(
     certain = (first, suffix, *pattern.contains)
     if any(text in part for text in never_inside for part in certain) or any(map(suffix.endswith, never_last)):
         return None
+    if any(_surely_matches(first, pattern, never) for never in pattern.not_wildcards):
+        return None
     is_prefix = low != "" and prefix_end(low) == high
     rest = Strings(
         low="" if is_prefix else low,
@@ -258,7 +278,43 @@ def strings_of(
         not_suffix=never_last,
         not_contains=never_inside,
     )
+    if pattern.wildcards or pattern.not_wildcards:
+        rest = msgspec.structs.replace(
+            rest,
+            wildcards=tuple(each for each in pattern.wildcards if not _surely_matches(first, rest, each)),
+            not_wildcards=tuple(each for each in pattern.not_wildcards if not _never_matches(rest, each)),
+        )
     return msgspec.structs.replace(rest, excluded=tuple(filter(rest.accepts, pattern.excluded)))
+
+
+def strings_like(pattern: str) -> Constraint | None:
+    """The strings that a wildcard matches."""
+    parts = parts_of(pattern)
+    if len(parts) == 1:
+        return one_of(parts)
+    head, *middle, tail = parts
+    return strings_of(
+        head,
+        prefix_end(head) if head else None,
+        suffix=tail,
+        contains=middle,
+        wildcards=() if middle and parts == ("", middle[0], "") else (pattern,),
+    )
+
+
+def never_like(pattern: str) -> dict[str, tuple[str, ...]]:
+    """The strings that a wildcard does not match, as an argument of `strings_of` and `strings_without`."""
+    match parts_of(pattern):
+        case (text,):
+            return {"excluded": (text,)}
+        case (text, ""):
+            return {"not_prefix": (text,)}
+        case ("", text):
+            return {"not_suffix": (text,)}
+        case ("", text, ""):
+            return {"not_contains": (text,)}
+        case _:
+            return {"not_wildcards": (pattern,)}
 
 
 def strings_without(
@@ -266,6 +322,7 @@ def strings_without(
     not_prefix: Iterable[str] = (),
     not_suffix: Iterable[str] = (),
     not_contains: Iterable[str] = (),
+    not_wildcards: Iterable[str] = (),
 ) -> Strings:
     """The strings that meet none of the listed conditions, expressed by these lists alone: nothing becomes a bound.
 
@@ -278,16 +335,20 @@ def strings_without(
         not_suffix=_minimal(not_suffix, str.endswith, unless=never_inside),
         not_contains=never_inside,
     )
+    patterns = tuple(each for each in _widest(not_wildcards) if not _never_matches(rest, each))
+    rest = msgspec.structs.replace(rest, not_wildcards=patterns)
     return msgspec.structs.replace(rest, excluded=tuple(sorted(set(filter(rest.accepts, excluded)))))
 
 
 def _fits(text: str, pattern: Strings) -> bool:
-    """Whether a string has the suffix and the substrings, and none of the negated ones."""
+    """Whether a string has the suffix and the substrings, matches the wildcards, and none of the negated ones."""
     return (
         text.endswith(pattern.suffix)
         and not (pattern.not_suffix and text.endswith(pattern.not_suffix))
         and all(part in text for part in pattern.contains)
         and not any(part in text for part in pattern.not_contains)
+        and not (pattern.wildcards and not all(matches(parts_of(each), text) for each in pattern.wildcards))
+        and not (pattern.not_wildcards and any(matches(parts_of(each), text) for each in pattern.not_wildcards))
     )
 
 
@@ -338,6 +399,8 @@ def _covers(self: Strings, other: Strings) -> bool:
         and all(_never_begins(other, text) for text in self.not_prefix)
         and all(_never_ends(other, text) for text in self.not_suffix)
         and all(_never_contains(other, text) for text in self.not_contains)
+        and all(_surely_matches(common_prefix(*other.bounds), other, pattern) for pattern in self.wildcards)
+        and all(_never_matches(other, pattern) for pattern in self.not_wildcards)
     )
 
 
@@ -363,6 +426,46 @@ def _never_ends(strings: Strings, text: str) -> bool:
 
 def _never_contains(strings: Strings, text: str) -> bool:
     return any(part in text for part in strings.not_contains)
+
+
+def _surely_matches(first: str, strings: Strings, pattern: str) -> bool:
+    """Whether all strings of a set, which begin with `first`, match a wildcard: by the prefix and the suffix, by one
+    substring, or by one wildcard."""
+    wide = parts_of(pattern)
+    return (
+        affixes_imply(first, strings.suffix, wide)
+        or any(implies(("", text, ""), wide) for text in strings.contains)
+        or any(each != pattern and implies(parts_of(each), wide) for each in strings.wildcards)
+        or pattern in strings.wildcards
+    )
+
+
+def _never_matches(strings: Strings, pattern: str) -> bool:
+    """Whether no string of a set matches a wildcard: by its beginning, its end, one of its parts, or by one wildcard
+    that is excluded."""
+    parts = parts_of(pattern)
+    return (
+        _never_begins(strings, parts[0])
+        or _never_ends(strings, parts[-1])
+        or any(_never_contains(strings, part) for part in parts)
+        or any(implies(parts, parts_of(each)) for each in strings.not_wildcards)
+    )
+
+
+def _narrowest(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The wildcards that follow from no other one of them, sorted."""
+    found = sorted(set(patterns))
+    return tuple(
+        each for each in found if not any(other != each and implies(parts_of(other), parts_of(each)) for other in found)
+    )
+
+
+def _widest(patterns: Iterable[str]) -> tuple[str, ...]:
+    """The wildcards that imply no other one of them, sorted."""
+    found = sorted(set(patterns))
+    return tuple(
+        each for each in found if not any(other != each and implies(parts_of(each), parts_of(other)) for other in found)
+    )
 
 
 def _contains(text: str, part: str) -> bool:

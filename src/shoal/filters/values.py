@@ -21,12 +21,16 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 
 Number: TypeAlias = int | float
 Value: TypeAlias = str | int | float | bool
-Event: TypeAlias = Mapping[str, Value]
+Event: TypeAlias = Mapping[str, Any]
+"""Values by the names of attributes. Several values of one are an array (see `shoal.filters.arrays`), None is absence;
+`check_event` says what else is no value."""
 
 INTEGER_MIN: Final = -(2**63)
 INTEGER_MAX: Final = 2**64 - 1
 NUMBER_MIN: Final = -sys.float_info.max
 NUMBER_MAX: Final = sys.float_info.max
+MARKS: Final = ("\ufdd0", "\ufdd1")
+"""Noncharacters that no attribute's name ends in: see `shoal.filters.views`."""
 EXACT_MAX: Final = 2**53
 """Up to this magnitude every integer is a float64. An integral float within it is stored as an int."""
 
@@ -47,6 +51,8 @@ class ValueKind(IntEnum):
 KINDS: Final[Mapping[str, ValueKind]] = {kind.word: kind for kind in ValueKind}
 
 
+PLAIN_TYPES: Final = frozenset({str, int, float, bool, type(None)})
+"""Types of values that `native` leaves as they are, and of absence."""
 _PLAIN: Final[Mapping[type, ValueKind]] = {
     str: ValueKind.STRING,
     int: ValueKind.NUMBER,
@@ -63,18 +69,23 @@ def kind_of(value: Value) -> ValueKind:
 
 
 def kind_in(value: object) -> ValueKind | None:
-    """The kind of any object found in an event; None if it is not a value."""
+    """The kind of any object found in an event, after `native`; None if it is not a value."""
     kind = _PLAIN.get(type(value))
     if kind is not None:
         return kind
-    value = native(value)
     return kind_of(value) if isinstance(value, str | int | float) else None
 
 
 def native(value: Any) -> Any:
-    """A number of another library, such as numpy, as an int or float; any other object as it is."""
+    """A number or boolean of another library, such as NumPy, as an int, float or bool; any other object as it is.
+
+    Every value of an event passes here before it is compared, printed or encoded.
+    """
     if isinstance(value, str | int | float):
         return value
+    numpy = sys.modules.get("numpy")  # without it there are no values of its types
+    if numpy is not None and isinstance(value, numpy.bool_):
+        return bool(value)
     if isinstance(value, numbers.Integral):
         return int(value)
     if isinstance(value, numbers.Real) and not isinstance(value, numbers.Rational):
@@ -104,6 +115,8 @@ def problem_of_name(name: object, limits: Limits = DEFAULT_LIMITS) -> str | None
         return "an attribute name must not be empty"
     if not _is_utf8(name):
         return f"the attribute name {name!r} contains a lone surrogate, which UTF-8 cannot encode"
+    if name[-1] in MARKS:
+        return f"the attribute name {name!r} ends in a noncharacter that names of attributes must not end in"
     if len(name.encode()) > limits.attribute_name_bytes_max:
         return (
             f"an attribute name is {len(name.encode())} bytes long, "

@@ -28,6 +28,8 @@ from shoal.filters.index.record_format import get_bits, get_float, item_words, w
 from shoal.filters.index.segment_layout import part_address, u16_part, u32_part
 from shoal.wire.raw_bytes import kernel, part, same_words
 
+_STAR: Final = 0x2A
+_ESCAPE: Final = 0x5C
 _RECORDS_AHEAD: Final = 8
 """Entries between the one that is tested and the one whose record is prefetched."""
 
@@ -116,6 +118,30 @@ def has_part(text: int, length: int, wanted: int, size: int) -> bool:
 
 
 @kernel
+def is_like(text: int, length: int, wanted: int, size: int) -> bool:
+    """Whether a string matches a wildcard (see `shoal.filters.wildcards`). Where it stops matching, the last star takes
+    one more byte."""
+    data, pattern = u8_at(text, UNBOUNDED), u8_at(wanted, UNBOUNDED)
+    at, place, star, tried = 0, 0, -1, 0
+    while at < length:
+        if place < size and pattern[place] == _STAR:
+            star, tried = place, at
+            place += 1
+            continue
+        literal = place + 1 if place < size and pattern[place] == _ESCAPE else place
+        if literal < size and pattern[literal] == data[at]:
+            at, place = at + 1, literal + 1
+            continue
+        if star < 0:
+            return False
+        tried += 1
+        at, place = tried, star + 1
+    while place < size and pattern[place] == _STAR:
+        place += 1
+    return place == size
+
+
+@kernel
 def holds_string(context: int, words: int, at: int, operator: int, attribute: int) -> bool:
     """Tests an item with a string against an event that has a string."""
     code = i64(get_bits(u16_at(words, UNBOUNDED), at + 2, 2))
@@ -135,6 +161,8 @@ def holds_string(context: int, words: int, at: int, operator: int, attribute: in
         return found == (operator == record_format.SUFFIX)
     if operator in (record_format.CONTAINS, record_format.NOT_CONTAINS):
         return has_part(own, length, wanted, size) == (operator == record_format.CONTAINS)
+    if operator in (record_format.WILDCARD, record_format.NOT_WILDCARD):
+        return is_like(own, length, wanted, size) == (operator == record_format.WILDCARD)
     order = order_of_bytes(own, length, wanted, size)
     return order >= 0 if operator == record_format.AT_LEAST else order < 0
 
@@ -169,7 +197,7 @@ def holds_item(context: int, words: int, at: int) -> bool:
     kind = event_kind(context, attribute)
     if operator <= record_format.RANGE:
         return bool(kind == event_row.NUMBER) and holds_number(context, words, at, operator, width, attribute)
-    if operator <= record_format.BELOW:
+    if operator <= record_format.STRING_LAST:
         return bool(kind == event_row.STRING) and holds_string(context, words, at, operator, attribute)
     if operator == record_format.EQ_BOOLEAN:
         return bool(kind == event_row.BOOLEAN and event_aux(context, attribute, CODE) == item[at + 2])
@@ -179,6 +207,8 @@ def holds_item(context: int, words: int, at: int) -> bool:
         return bool(kind != event_row.ABSENT)
     if operator == record_format.UNLIKE:
         return bool(kind != event_row.STRING) or holds_string(context, words, at + 1, i64(item[at + 2]), attribute)
+    if operator == record_format.UNLIKE_NUMBER:
+        return bool(kind != event_row.NUMBER) or order_of(context, attribute, words, at + 2, width) != 0
     if operator == record_format.ABSENT:
         return bool(kind == event_row.ABSENT)
     return holds_one_of(context, words, at)

@@ -33,7 +33,17 @@ from shoal.filters.index.kernel_context import (
     R_SCRATCH,
     R_STRINGS,
     ROW_ROOTS,
+    VIEW_KINDS,
     root,
+)
+from shoal.filters.index.view_rows import (
+    ADDRESS_BYTES_MAX,
+    FOLDED_VIEW,
+    VIEWS_FULL,
+    fold_string,
+    is_view_name,
+    put_address,
+    views_at,
 )
 from shoal.wire.raw_bytes import PADDING_BYTES, kernel, load_u64, part, tail_mask
 
@@ -58,6 +68,8 @@ BAD_EVENT: Final = -1
 """Code: the bytes are not an event."""
 BAD_NUMBER: Final = -2
 """Code: NaN or infinity."""
+HAS_ARRAY: Final = -14
+"""Code: an attribute is an array. Its elements are matched one by one, as events of their own."""
 _TWO_63: Final = 9223372036854775808.0
 _TWO_64: Final = 18446744073709551616.0
 _HIGH_BITS: Final = np.uint64(0x8080808080808080)
@@ -201,6 +213,8 @@ def read_value(context: int, at: int, end: int, row: int) -> int:
             return BAD_EVENT
         words[START], words[LENGTH] = start, length
         return start + length
+    if 0x90 <= tag <= 0x9F or tag in (0xDC, 0xDD):
+        return HAS_ARRAY
     kinds[row] = NUMBER
     number = root(context, R_NUMBERS) + 16 * row
     next_at = read_number(data, at, end, number, aux)
@@ -233,6 +247,8 @@ def read_attributes(context: int, size: int) -> Any:
         start, length = string_header(data, at, size)
         if start < 0 or length == 0 or start + length >= size:
             return found, BAD_EVENT
+        if is_view_name(data, start, length):
+            return found, BAD_EVENT
         code = find_string(context + 8 * R_NAMES, data, start, length)
         if code < 0 and not is_utf8(data, start, length):
             return found, BAD_EVENT
@@ -250,6 +266,44 @@ def read_attributes(context: int, size: int) -> Any:
         if at < 0:
             return found, at
     return found, 0 if at == size else BAD_EVENT
+
+
+@kernel
+def add_views(context: int, size: int, found: int) -> Any:
+    """Adds the views of the strings of the event to the row, and their bytes to the scratch. Returns (number of known
+    attributes and views in `present`, 0 or a negative code)."""
+    views = views_at(context)
+    if views[0] == 0:
+        return found, 0
+    data, room = root(context, R_SCRATCH), root(context, R_SCRATCH + 1) - PADDING_BYTES
+    kinds, present = u8_at(root(context, R_KINDS), UNBOUNDED), i64_at(root(context, R_PRESENT), UNBOUNDED)
+    at = size
+    for i in range(found):
+        row = present[i]
+        if kinds[row] != STRING:
+            continue
+        own = i64_at(root(context, R_AUX) + 32 * row, 4)
+        start, length = own[START], own[LENGTH]
+        for view in range(VIEW_KINDS):
+            target = views[1 + VIEW_KINDS * row + view]
+            if target < 0:
+                continue
+            if at + 2 * length + ADDRESS_BYTES_MAX > room:
+                return found, VIEWS_FULL
+            if view == FOLDED_VIEW:
+                end = fold_string(context, start, length, at)
+            else:
+                end = put_address(data, start, length, at)
+            if end < 0:
+                continue
+            words = i64_at(root(context, R_AUX) + 32 * target, 4)
+            words[CODE] = find_string(context + 8 * R_STRINGS, data, at, end - at)
+            words[START], words[LENGTH] = at, end - at
+            kinds[target] = STRING
+            present[found] = target
+            found += 1
+            at = end
+    return found, 0
 
 
 @part
@@ -351,6 +405,8 @@ def read_event(context: int, event: int, size: int) -> int:
     for i in range(size):
         data[i] = given[i]
     found, code = read_attributes(context, size)
+    if code >= 0:
+        found, code = add_views(context, size, found)
     i64_at(context, UNBOUNDED)[R_PRESENT_COUNT] = found
     if code < 0:
         clear_row(context)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, SupportsIndex, TypeAlias, overload
 
@@ -22,11 +23,20 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.errors import FilterError, SnapshotError
+from shoal.filters.arrays import variants_of
+from shoal.filters.events import decode_any_event
 from shoal.filters.filter import Filter, check_filter
 from shoal.filters.index import snapshot
 from shoal.filters.index.hash_tables import ID_MAX, StringTable
 from shoal.filters.index.record_format import RecordSet, select_records
-from shoal.filters.index.segment_store import INDEX_LOCKS, SegmentStore, arrays_with_prefix, guard_fork, id_in_use
+from shoal.filters.index.segment_store import (
+    INDEX_LOCKS,
+    ArrayEventError,
+    SegmentStore,
+    arrays_with_prefix,
+    guard_fork,
+    id_in_use,
+)
 from shoal.filters.index.wire_table import (
     AnyEvent,
     Events,
@@ -286,13 +296,19 @@ class Index:
         """The ids of all subscriptions that match an event, each once, in no particular order. The event is a mapping,
         or bytes in the wire form."""
         wire = np.frombuffer(event if type(event) is bytes else event_wire(event), np.uint8)
-        ids = self._single.match(wire)
+        try:
+            ids = self._single.match(wire)
+        except ArrayEventError:
+            return self._match_variants(wire_table([wire.tobytes()])).ids
         return np.concatenate([ids, self._match_disjunctions(wire)]) if self._ranges else ids
 
     def match_slices(self, event: AnyEvent) -> Slices:
         """The same as `match` without copying: views of the index's own arrays."""
         wire = np.frombuffer(event if type(event) is bytes else event_wire(event), np.uint8)
-        spans, arrays = self._single.spans(wire)
+        try:
+            spans, arrays = self._single.spans(wire)
+        except ArrayEventError:
+            return Slices(np.empty(0, np.int64), (), self._match_variants(wire_table([wire.tobytes()])).ids)
         return Slices(spans, arrays, self._match_disjunctions(wire))
 
     def match_bitmap(self, event: AnyEvent, size: int) -> npt.NDArray[np.uint8]:
@@ -307,7 +323,10 @@ class Index:
         """The ids that match each event. Events that are not a table are encoded by `event_table`; encode them once if
         they are matched more than once."""
         table = event_table(events)
-        ends, ids = self._single.match_many(table)
+        try:
+            ends, ids = self._single.match_many(table)
+        except ArrayEventError:
+            return self._match_variants(table)
         if not self._ranges:
             return Matches(ends, ids)
         others = [self._match_disjunctions(np.frombuffer(table[row], np.uint8)) for row in range(len(table))]
@@ -319,9 +338,27 @@ class Index:
     def count_many(self, events: Events) -> int:
         """Number of ids that the events match, summed over the events. No ids are copied."""
         table = event_table(events)
+        try:
+            single = self._single.count_many(table)
+        except ArrayEventError:
+            return len(self._match_variants(table).ids)
         rows = range(len(table)) if self._ranges else range(0)
         others = sum(len(self._match_disjunctions(np.frombuffer(table[row], np.uint8))) for row in rows)
-        return self._single.count_many(table) + others
+        return single + others
+
+    def _match_variants(self, table: WireTable) -> Matches:
+        """The ids that match events of which some have arrays: those of all variants of an event, each once."""
+        names = self._single.known_names() | (self._disjuncts.known_names() if self._ranges else frozenset())
+        variants = [variants_of(decode_any_event(table[row]), names) for row in range(len(table))]
+        encoded = [[_encoder.encode(each) for each in some] for some in variants]
+        found = self.match_many(wire_table(each for some in encoded for each in some))
+        bounds = np.cumsum([0, *map(len, encoded)])
+        ids = [
+            np.unique(found.ids[found.offsets[first] : found.offsets[last]])
+            for first, last in pairwise(bounds.tolist())
+        ]
+        offsets = np.cumsum([0, *map(len, ids)])
+        return Matches(offsets, np.concatenate(ids) if ids else np.empty(0, np.uint32))
 
     def _match_disjunctions(self, wire: npt.NDArray[np.uint8]) -> IdArray:
         if not self._ranges:

@@ -10,6 +10,7 @@ counts, and a match would pass dozens of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from shoal.filters.index.hash_tables import T_WORDS, StringTable
 from shoal.filters.index.intrinsics import UNBOUNDED, VECTOR_BYTES, f64_at, i64, i64_at, u8_at
+from shoal.filters.views import folds
 from shoal.wire.raw_bytes import PADDING_BYTES, part
 
 # Of each string table: data, its length, ends, their length, slots, their length, counters.
@@ -63,11 +65,17 @@ R_MATCH_CLUSTER: Final = 40
 R_MATCH_SEGMENT: Final = 41
 """The address of the function that matches a segment."""
 R_BUFFER_ROOM: Final = 42
-R_FIRST_SEGMENT: Final = 43
+R_VIEWS: Final = 43
+"""The rows of views, by the row of their attribute (see `view_rows`)."""
+R_FOLDS: Final = 44
+"""The characters that fold to another one, sorted, and then the others; after it their number."""
+R_FIRST_SEGMENT: Final = 46
 """From here on, for each segment: the address of its block, that of its dead positions, and the size of the latter in
 words. The record buffer comes last."""
 SEGMENT_ROOTS: Final = 3
 
+VIEW_KINDS: Final = 2
+"""Views that an attribute can have."""
 BATCH_MAX: Final = 64
 """Events that are matched together."""
 BATCH_ATTRIBUTES_MAX: Final = 1 << 10
@@ -199,6 +207,8 @@ class Workspace:
         ):
             roots[place] = array.ctypes.data
             keep.append(array)
+        folding = _fold_table()
+        roots[R_FOLDS], roots[R_FOLDS + 1] = folding.ctypes.data, len(folding) // 2
         roots[R_ATTRIBUTES] = self._attributes
         roots[R_BATCH] = self._batch
         roots[R_MATCH_CLUSTER] = self._match_cluster
@@ -233,7 +243,15 @@ class Workspace:
         places = [each for place in ROW_ROOTS for each in _first_and_step(self._row[place])]
         self._row[R_ROWS] = np.array([*places, *[0] * batch], np.int64)
         self._row[R_CELLS] = np.zeros((PROBES_MAX if batch > 1 else 1, attributes), np.uint8)
+        self._row[R_VIEWS] = np.concatenate([np.zeros(1, np.int64), np.full(VIEW_KINDS * attributes, -1)])
         self._row[R_SPANS] = np.zeros(self._span_words, np.int64)
+
+
+@cache
+def _fold_table() -> npt.NDArray[np.int64]:
+    """The characters that fold to another one, sorted, and then the others."""
+    known = folds()
+    return np.array([*sorted(known), *(known[code] for code in sorted(known))], np.int64)
 
 
 def _first_and_step(rows: npt.NDArray[Any]) -> tuple[int, int]:

@@ -41,13 +41,16 @@ from shoal.filters.index.record_format import (
     NOT_CONTAINS,
     NOT_PREFIX,
     NOT_SUFFIX,
+    NOT_WILDCARD,
     PREFIX,
     RANGE,
     SUFFIX,
     TOO_MANY_NAMES,
     UINT,
     UNLIKE,
+    UNLIKE_NUMBER,
     WHOLE_MAX,
+    WILDCARD,
     WORDS_FULL,
     get_bits,
     put_bits,
@@ -57,6 +60,7 @@ from shoal.filters.index.record_format import (
     put_word,
     width_of,
 )
+from shoal.filters.index.view_rows import is_view_name, link_view
 from shoal.wire.raw_bytes import PADDING_BYTES, kernel, part
 
 # Tags of the constraints on the wire: see `shoal.filters.constraints`.
@@ -66,7 +70,7 @@ _TAG_NUMBERS: Final = 2
 _TAG_STRINGS: Final = 3
 _TAG_ONE_OF: Final = 4
 _TAG_UNLIKE: Final = 5
-_STRINGS_FIELDS: Final = 10
+_STRINGS_FIELDS: Final = 12
 """Fields of a constraint on strings, with its tag."""
 _FLOAT_MAX: Final = 1.7976931348623157e308
 RECORD_WORDS_MAX: Final = 1 << 16
@@ -174,12 +178,12 @@ def write_string_item(
 
 @kernel
 def write_strings(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
-    """Reads the nine fields of a constraint on strings and writes their items."""
+    """Reads the fields of a constraint on strings and writes their items."""
     first = to
     for operator in (AT_LEAST, BELOW, PREFIX, SUFFIX):
         if at >= 0:
             at, to = write_string_item(context, at, end, words, room, to, attribute, operator, operator == BELOW)
-    for operator in (CONTAINS, NE_STRING, NOT_PREFIX, NOT_SUFFIX, NOT_CONTAINS):
+    for operator in (CONTAINS, NE_STRING, NOT_PREFIX, NOT_SUFFIX, NOT_CONTAINS, WILDCARD, NOT_WILDCARD):
         if at < 0:
             break
         count, at = array_header(context, at, end)
@@ -255,13 +259,15 @@ def write_one_of(context: int, at: int, end: int, words: int, room: int, to: int
 
 @kernel
 def write_unlike(context: int, at: int, end: int, words: int, room: int, to: int, attribute: int) -> Any:
-    """Reads `may be absent, strings` and writes an item for each string."""
+    """Reads `may be absent, strings, numbers` and writes an item for each string and each number."""
     if at < end and event_row.byte_at(root(context, R_SCRATCH), at) == 0xC2:
         to = put_header(words, to, EXISTS, 0, attribute)
     fields, at = array_header(context, at + 1, end)
     if fields != _STRINGS_FIELDS:
         return BAD_FILTER, to
     at, stop = write_strings(context, at + 1, end, words, room, to, attribute)
+    if stop == to + 3:  # no condition on strings: what was written says that there is one
+        stop = to
     count = (stop - to) // 4
     if at < 0 or 4 * count != stop - to or to + 5 * count > room:
         return at if at < 0 else (WORDS_FULL if 4 * count == stop - to else BAD_FILTER), to
@@ -270,7 +276,14 @@ def write_unlike(context: int, at: int, end: int, words: int, room: int, to: int
         operator, code = own[to + 4 * i], get_bits(own, to + 4 * i + 2, 2)
         put_word(words, to + 5 * i, UNLIKE, attribute, operator)
         put_bits(own, to + 5 * i + 3, code, 2)
-    return at, to + 5 * count
+    to += 5 * count
+    count, at = array_header(context, at, end)
+    for _ in range(count):
+        at = read_filter_number(context, at, end)
+        if at < 0 or to + ITEM_WORDS_MAX > room:
+            return BAD_FILTER if at < 0 else WORDS_FULL, to
+        to = put_number(context, words, to, UNLIKE_NUMBER, attribute)
+    return at if count >= 0 else BAD_FILTER, to
 
 
 @kernel
@@ -287,11 +300,14 @@ def write_record(context: int, at: int, end: int, words: int, room: int, to: int
             return BAD_FILTER, to
         if to + 4 * ITEM_WORDS_MAX > room:
             return WORDS_FULL, to
+        if is_view_name(data, start, length) and intern_string(context + 8 * R_NAMES, data, start, length - 3) < 0:
+            return TABLE_FULL, to
         attribute = intern_string(context + 8 * R_NAMES, data, start, length)
         if attribute < 0:
             return TABLE_FULL, to
         if attribute >= NAMES_MAX:
             return TOO_MANY_NAMES, to
+        link_view(context, attribute)
         fields, at = array_header(context, start + length, end)
         if fields < 1 or at >= end:
             return BAD_FILTER, to

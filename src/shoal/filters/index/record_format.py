@@ -39,19 +39,25 @@ CONTAINS: Final = 12
 NOT_PREFIX: Final = 13
 NOT_SUFFIX: Final = 14
 NOT_CONTAINS: Final = 15
-AT_LEAST: Final = 16
+WILDCARD: Final = 16
+NOT_WILDCARD: Final = 17
+AT_LEAST: Final = 18
 """String bounds: this string or greater ..."""
-BELOW: Final = 17
+BELOW: Final = 19
 """... and smaller than this string."""
-EQ_BOOLEAN: Final = 18
-IS: Final = 19
-EXISTS: Final = 20
-ABSENT: Final = 21
-UNLIKE: Final = 22
+STRING_LAST: Final = BELOW
+"""Up to here, from `EQ_STRING` on, the payload is one string."""
+EQ_BOOLEAN: Final = 20
+IS: Final = 21
+EXISTS: Final = 22
+ABSENT: Final = 23
+UNLIKE: Final = 24
 """Absent, or not a string, or a string for which a string operator holds: that operator is the next word, then its
 string."""
-IN_NUMBERS: Final = 23
-IN_STRINGS: Final = 24
+UNLIKE_NUMBER: Final = 25
+"""Absent, or not this number."""
+IN_NUMBERS: Final = 26
+IN_STRINGS: Final = 27
 """Lists come last: the number of values, then the values."""
 
 # Widths of a number.
@@ -158,11 +164,11 @@ def put_code(words: int, at: int, operator: int, attribute: int, code: int) -> i
 def item_words(words: Any, at: int) -> int:
     """Number of words of the item at an index."""
     operator, width = i64(words[at]) & 0xFF, i64(words[at]) >> 8
-    if operator <= NE_NUMBER:
+    if operator <= NE_NUMBER or operator == UNLIKE_NUMBER:
         return 2 + width_words(width)
     if operator == RANGE:
         return 2 + 2 * width_words(width)
-    if operator <= BELOW:
+    if operator <= STRING_LAST:
         return 4
     if operator in (EQ_BOOLEAN, IS):
         return 3
@@ -218,7 +224,7 @@ def _translate_words(words: Any, ends: Any, names: Any, strings: Any) -> None:
         while at < end:
             operator = i64(words[at]) & 0xFF
             words[at + 1] = names[words[at + 1]]
-            if EQ_STRING <= operator <= BELOW:
+            if EQ_STRING <= operator <= STRING_LAST:
                 put_bits(words, at + 2, np.uint64(strings[get_bits(words, at + 2, 2)]), 2)
             elif operator == UNLIKE:
                 put_bits(words, at + 3, np.uint64(strings[get_bits(words, at + 3, 2)]), 2)

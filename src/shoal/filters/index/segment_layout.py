@@ -51,7 +51,7 @@ from shoal.filters.index.intrinsics import UNBOUNDED, f64_at, i64, i64_at, u8_at
 from shoal.wire.raw_bytes import part
 
 MAGIC: Final = 0x31_4C_41_4F_48_53  # "SHOAL1"
-VERSION: Final = 5
+VERSION: Final = 6
 """Version of the bytes of a segment and a snapshot. Snapshots of other versions are rejected."""
 REPEATED: Final = np.uint32(1 << 31)
 """Marks an entry whose record is held by another entry."""

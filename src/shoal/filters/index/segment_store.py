@@ -15,6 +15,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final, Protocol
 from weakref import WeakValueDictionary
 
@@ -54,7 +55,9 @@ from shoal.filters.index.segment import (
     live_records,
     remove_id,
 )
+from shoal.filters.index.view_rows import VIEWS_FULL, link_views
 from shoal.filters.index.wire_table import WireTable
+from shoal.filters.views import base_of
 from shoal.logs import get_log
 from shoal.wire.raw_bytes import announce_compilations
 
@@ -136,6 +139,10 @@ class _StoreView:
     segments: Sequence[Segment]
     buffer: RecordBuffer
     keep: list[Any]
+
+
+class ArrayEventError(EventError):
+    """An event has an array: the index matches its variants instead. Never leaves the index."""
 
 
 class SegmentStore:
@@ -245,11 +252,19 @@ class SegmentStore:
                 return total
             self._make_room_for_event(code, int(events.offsets[done + 1] - events.offsets[done]))
 
+    def known_names(self) -> frozenset[str]:
+        """The attributes of all filters that the store has ever held."""
+        with self._lock:
+            data, ends = self.names.data.tobytes(), self.names.ends[: len(self.names) + 1].tolist()
+        return frozenset(base_of(data[start:end].decode()) for start, end in pairwise(ends))
+
     def _make_room_for_event(self, code: int, size: int) -> None:
         """Grows the array that a kernel found too small. EventError if the event is at fault."""
+        if code == event_row.HAS_ARRAY:
+            raise ArrayEventError("an event has an array")
         if code == event_row.BAD_NUMBER:
             raise EventError("an event contains NaN or infinity", do="leave the attribute out, or send a finite number")
-        if code != SPANS_FULL and size <= self._workspace.event_bytes_max:
+        if code not in (SPANS_FULL, VIEWS_FULL) and size <= self._workspace.event_bytes_max:
             raise EventError(
                 "this is not an event in its wire form",
                 do="pass a mapping, or a MessagePack map of names to strings, numbers and booleans",
@@ -258,7 +273,7 @@ class SegmentStore:
             if code == SPANS_FULL:
                 self._workspace.grow_spans()
             else:
-                self._workspace.grow_scratch(size)
+                self._workspace.grow_scratch(max(size, self._workspace.event_bytes_max))
             self._refresh()
 
     # Changes
@@ -414,6 +429,7 @@ class SegmentStore:
         held = [*((segment.block, segment.dead) for segment in self._segments), (buffer.block, buffer.dead)]
         roots, keep = self._workspace.roots((self.names, self.strings), buffer_roots, largest, held)
         roots[R_BUFFER_WORD_COUNT], roots[R_BUFFER_ROOM] = len(buffer.words), buffer.room
+        link_views(roots.ctypes.data, len(self.names))
         self._view = _StoreView(roots.ctypes.data, self._segments, buffer, [roots, *keep])
 
     # Merging
@@ -569,7 +585,11 @@ class SegmentStore:
     @classmethod
     def of_arrays(cls, arrays: dict[str, npt.NDArray[Any]]) -> SegmentStore:
         """The store that `arrays` came from."""
-        store = cls(*(StringTable.of_arrays(arrays_with_prefix(arrays, each)) for each in ("names.", "strings.")))
+        names, strings = (StringTable.of_arrays(arrays_with_prefix(arrays, each)) for each in ("names.", "strings."))
+        ends = names.ends[: len(names) + 1].astype(np.int64)
+        if not len(names) < min(len(ends), len(names.slots)) or (np.diff(ends, append=len(names.data)) < 0).any():
+            raise ValueError("the names of attributes")  # the kernels read all of them at once
+        store = cls(names, strings)
         count = sum(key.startswith("block.") for key in arrays)
         store._segments = tuple(Segment(arrays[f"block.{n}"], arrays[f"dead.{n}"]) for n in range(count))
         store.ids = IdSet.of_table(arrays["ids"], sum(segment.live_count for segment in store._segments))

@@ -350,7 +350,9 @@ def best_presence_item(words: Any, at: int, end: int) -> int:
         operator = i64(words[at]) & 0xFF
         if operator <= record_format.RANGE and operator != record_format.NE_NUMBER:
             return -1
-        if operator != record_format.UNLIKE and (best < 0 or (i64(words[best]) & 0xFF) == record_format.ABSENT):
+        if operator not in (record_format.UNLIKE, record_format.UNLIKE_NUMBER) and (
+            best < 0 or (i64(words[best]) & 0xFF) == record_format.ABSENT
+        ):
             best = at
         at += item_words(words, at)
     return best

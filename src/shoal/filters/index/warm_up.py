@@ -22,6 +22,9 @@ _FILTERS: Final = (
     "name prefix 'n{0}' and a > {0}",
     "name = 'n{0}'",
     "a = {0} or b = {0}",
+    "name wildcard 'n*{0}*x' and a is not {0}",
+    "ignorecase(name) = 'N{0}'",
+    "name cidr '10.0.0.{0}'",
 )
 _ROUNDS: Final = 100
 """More than enough range filters for a grid."""

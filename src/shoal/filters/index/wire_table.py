@@ -252,9 +252,15 @@ def batch_table(batch: pa.RecordBatch, names: Collection[str] | None = None) -> 
     """The events of a batch, one for each row. Nulls are absent attributes; a struct with a field for each type (see
     `event_batches`) gives the field that is set. With `names`, only these attributes are encoded.
 
-    EventError for a column that cannot be an attribute, for NaN and infinity, and for a struct with two values in one
-    row.
+    A batch with lists, which are arrays, takes longer. EventError for a column that cannot be an attribute, for NaN and
+    infinity, and for a struct with two values in one row.
     """
+    import pyarrow as pa
+
+    if any(pa.types.is_list(each.type) for each in batch.schema if names is None or each.name in names):
+        return event_table(
+            from_arrow(batch.select([each for each in batch.schema.names if not names or each in names]))
+        )
     rows = batch.num_rows
     wanted = [place for place, name in enumerate(batch.schema.names) if names is None or name in names]
     titles = [batch.schema.names[place] for place in wanted]
@@ -276,6 +282,10 @@ def batch_table(batch: pa.RecordBatch, names: Collection[str] | None = None) -> 
         column.write(data, cursors)
     data.flags.writeable = False  # like other tables: the kernels are compiled for one type of array
     return WireTable(data, offsets)
+
+
+def _selected(batch: pa.RecordBatch, names: Collection[str]) -> list[str]:
+    return [name for name in batch.schema.names if name in names]
 
 
 def _columns(name: str, array: pa.Array) -> Iterator[_NumberColumn | _StringColumn]:

@@ -14,11 +14,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from shoal.filters.constraints import Constraint
+from shoal.filters.constraints import Constraint, Unlike
 from shoal.filters.filter import Filter
 from shoal.filters.ranges import Numbers, OneOf
 from shoal.filters.strings import Strings
-from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value
+from shoal.filters.values import MARKS, NUMBER_MAX, NUMBER_MIN, Number, Value
+from shoal.filters.views import ADDRESS, FOLDED, base_of, value_of
+from shoal.filters.wildcards import STAR
 from shoal.lab.bench.contender import BenchError
 
 Array: TypeAlias = NDArray[Any]
@@ -33,12 +35,20 @@ class Test(StrEnum):
     PREFIX = "prefix"
     SUFFIX = "suffix"
     CONTAINS = "contains"
+    LIKE = "like"
+    ANY = "any"
+    """Equal to one element of an array."""
+    UNLIKE = "unlike"
+    """A number that the attribute is not."""
 
 
 NUMERIC: Final = frozenset((Test.LOW, Test.HIGH))
-PATTERNS: Final = frozenset((Test.PREFIX, Test.SUFFIX, Test.CONTAINS))
+PATTERNS: Final = frozenset((Test.PREFIX, Test.SUFFIX, Test.CONTAINS, Test.LIKE))
+ARRAYS: Final = frozenset(("tags",))
+"""Attributes that are arrays in the loads."""
 NOT_THERE: Final = -1
 """Code in a column: the filter does not have the test."""
+_VIEWS: Final = {FOLDED: "folded_", ADDRESS: "address_"}
 UNKNOWN: Final = -2
 """Code of a string that no filter contains."""
 
@@ -53,12 +63,12 @@ class FilterColumn(msgspec.Struct):
     values: Array
     """Their values: numbers, codes of strings, or the strings themselves for patterns."""
     codes: dict[Value, int]
-    """For EQUAL: the code of each string."""
+    """For EQUAL and ANY: the code of each string."""
 
     @property
     def name(self) -> str:
         """The unique name of the column in a table."""
-        return f"{self.attribute}_{self.test}"
+        return f"{base_of(self.attribute)}_{_VIEWS.get(self.attribute[-1], '')}{self.test}"
 
     def dense(self, count: int, otherwise: Value) -> Array:
         """A value for each of `count` filters, with `otherwise` for those without the test."""
@@ -66,7 +76,7 @@ class FilterColumn(msgspec.Struct):
         whole[self.rows] = self.values
         return whole
 
-    def code(self, value: Value | None) -> int:
+    def code(self, value: Any) -> int:
         """For EQUAL: the code of the value in an event."""
         return UNKNOWN if value is None else self.codes.get(value, UNKNOWN)
 
@@ -78,14 +88,20 @@ class FilterColumn(msgspec.Struct):
         info = np.iinfo(self.values.dtype)
         return info.min, info.max
 
-    def operand(self, event: dict[str, Value]) -> Value:
+    def operand(self, event: dict[str, Any]) -> Value:
         """The operand for an event, for columns in which filters without the test have the value `passing`.
 
         For an absent attribute it is a value that only those filters pass.
         """
-        value = event.get(self.attribute)
+        if self.test is Test.ANY:
+            raise BenchError("an array has an operand for each element")
+        value: Value | None = event.get(self.attribute)
+        if value is None and self.attribute.endswith(MARKS):
+            value = value_of(event, self.attribute)
         if self.test is Test.EQUAL:
             return self.code(value)
+        if self.test is Test.UNLIKE:
+            return UNKNOWN if value is None else value
         if self.test in NUMERIC:
             return self.ends[self.test is Test.HIGH] if value is None else value
         if value is None:
@@ -95,9 +111,15 @@ class FilterColumn(msgspec.Struct):
     @property
     def passing(self) -> Value:
         """The value of a filter without the test, if all events should pass it."""
-        if self.test is Test.EQUAL:
+        if self.test in (Test.EQUAL, Test.ANY, Test.UNLIKE):
             return NOT_THERE
+        if self.test is Test.LIKE:
+            return STAR
         return self.ends[self.test is Test.HIGH] if self.test in NUMERIC else ""
+
+    def operands(self, event: dict[str, Any]) -> list[int]:
+        """For ANY: the codes of the elements, and that of filters without the test."""
+        return [NOT_THERE, *map(self.code, event.get(self.attribute) or ())]
 
     @property
     def failing(self) -> Value:
@@ -117,6 +139,8 @@ def columns_of(filters: list[Filter]) -> list[FilterColumn]:
             raise BenchError("columns cannot hold a filter with alternatives")
         for attribute, constraint in each.conjunctions[0].constraints:
             for test, value in _tests(constraint):
+                if attribute in ARRAYS:
+                    test = Test.ANY
                 rows, values = found.setdefault((attribute, test), ([], []))
                 rows.append(row)
                 values.append(value)
@@ -128,6 +152,10 @@ def _tests(constraint: Constraint) -> list[tuple[Test, Value]]:
         case Numbers(low, high, ()):
             bounds = ((Test.LOW, low, NUMBER_MIN), (Test.HIGH, high, NUMBER_MAX))
             return [(test, bound) for test, bound, end in bounds if bound != end]
+        case Unlike(True, strings, (number,)) if strings == Strings():
+            return [(Test.UNLIKE, number)]
+        case Strings(prefix=prefix, wildcards=(pattern,)):
+            return [*([(Test.PREFIX, prefix)] if prefix else []), (Test.LIKE, pattern)]
         case OneOf((value,)) if isinstance(value, str):
             return [(Test.EQUAL, value)]
         case Strings(prefix=prefix, suffix=suffix, contains=contains) if constraint == Strings(
@@ -142,7 +170,7 @@ def _column(attribute: str, test: Test, rows: list[int], values: list[Any]) -> F
     codes: dict[Value, int] = {}
     if test in PATTERNS:
         array = np.array(values, dtype=object)
-    elif test is Test.EQUAL:
+    elif test in (Test.EQUAL, Test.ANY):
         array = np.array([codes.setdefault(value, len(codes)) for value in values], dtype=np.int32)
     else:
         array = _narrowed(values)

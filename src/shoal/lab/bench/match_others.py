@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Final
 
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from shoal.filters.filter import Filter
-from shoal.filters.values import Value
+from shoal.filters.wildcards import parts_of
 from shoal.lab.bench.filter_columns import NOT_THERE, NUMERIC, PATTERNS, FilterColumn, Test, columns_of
 from shoal.lab.bench.matcher import Ids, nbytes_of
 
@@ -34,7 +35,7 @@ class OtherMatcher(ABC):
     """A description of its method."""
 
     def __init__(self, filters: list[Filter]) -> None:
-        self._decode = msgspec.msgpack.Decoder(dict[str, str | int | float | bool]).decode
+        self._decode = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | list[str]]).decode
 
     @staticmethod
     def cannot(load: str) -> str | None:
@@ -107,7 +108,11 @@ class NumpyMatcher(OtherMatcher):
     @staticmethod
     def cannot(load: str) -> str | None:
         """Patterns do not fit columns."""
-        return "NumPy has no fast comparison of one string with a column of patterns" if load == "strings" else None
+        return (
+            "NumPy has no fast comparison of one string with a column of patterns"
+            if load in ("strings", "mixed")
+            else None
+        )
 
     @property
     def nbytes(self) -> int:
@@ -167,12 +172,24 @@ class PolarsMatcher(OtherMatcher):
     def ids(self, event: bytes) -> Ids:
         """The ids for one event."""
         attributes = self._decode(event)
-        tests = [self._expression(column, everywhere, attributes) for column, everywhere in self._columns]
-        matching = self._polars.col("id").filter(self._polars.all_horizontal(*tests))
-        return self._frame.select(matching)["id"].to_numpy()
+        tests, patterns = (
+            [
+                self._expression(column, everywhere, attributes)
+                for column, everywhere in self._columns
+                if (column.test is Test.LIKE) is is_last
+            ]
+            for is_last in (False, True)
+        )
+        all_of = self._polars.all_horizontal
+        if patterns:  # regular expressions take long: only for rows that pass the other tests
+            return self._frame.filter(all_of(*tests)).filter(all_of(*patterns))["id"].to_numpy()
+        return self._frame.select(self._polars.col("id").filter(all_of(*tests)))["id"].to_numpy()
 
-    def _expression(self, column: FilterColumn, everywhere: bool, attributes: dict[str, Value]) -> Any:
-        held, value = self._polars.col(column.name), column.operand(attributes)
+    def _expression(self, column: FilterColumn, everywhere: bool, attributes: dict[str, Any]) -> Any:
+        held = self._polars.col(column.name)
+        if column.test is Test.ANY:
+            return held.is_in(column.operands(attributes))
+        value = column.operand(attributes)
         match column.test:
             case Test.LOW:
                 return held <= value
@@ -184,11 +201,17 @@ class PolarsMatcher(OtherMatcher):
                 return self._polars.lit(value).str.starts_with(held)
             case Test.SUFFIX:
                 return self._polars.lit(value).str.ends_with(held)
+            case Test.LIKE:
+                return self._polars.lit(value).str.contains(held, literal=False)
+            case Test.UNLIKE:
+                return held != value
         return self._polars.lit(value).str.contains(held, literal=True)
 
     @staticmethod
     def _dense(column: FilterColumn, count: int) -> Any:
         dense = column.dense(count, column.passing)
+        if column.test is Test.LIKE:
+            return [f"^{'.*'.join(map(re.escape, parts_of(pattern)))}$" for pattern in dense]
         return dense.tolist() if column.test in PATTERNS else dense
 
 
@@ -203,6 +226,9 @@ class DuckdbMatcher(OtherMatcher):
         Test.PREFIX: "starts_with({value}, {held})",
         Test.SUFFIX: "ends_with({value}, {held})",
         Test.CONTAINS: "contains({value}, {held})",
+        Test.LIKE: "{value} GLOB {held}",
+        Test.ANY: "list_contains({value}, {held})",
+        Test.UNLIKE: "{held} <> {value}",
     }
 
     def __init__(self, filters: list[Filter]) -> None:
@@ -238,7 +264,7 @@ class DuckdbMatcher(OtherMatcher):
     def ids(self, event: bytes) -> Ids:
         """The ids for one event."""
         attributes = self._decode(event)
-        values = ", ".join(self._literal(column, column.operand(attributes)) for column in self._columns)
+        values = ", ".join(self._literal(column, attributes) for column in self._columns)
         found: Ids = self._connection.execute(f"EXECUTE matching({values})").fetchnumpy()["id"]
         return found
 
@@ -249,7 +275,10 @@ class DuckdbMatcher(OtherMatcher):
         return self._tests[column.test].format(held=held, value=value)
 
     @staticmethod
-    def _literal(column: FilterColumn, value: Value) -> str:
+    def _literal(column: FilterColumn, attributes: dict[str, Any]) -> str:
+        if column.test is Test.ANY:
+            return f"{column.operands(attributes)}::INTEGER[]"
+        value = column.operand(attributes)
         if isinstance(value, str):
             return "'" + value.replace("'", "''") + "'"
         if column.test in NUMERIC and not math.isfinite(value):

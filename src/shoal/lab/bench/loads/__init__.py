@@ -8,4 +8,5 @@ text, so that a million of them take only seconds.
     hard.py      ranges over twenty attributes, without an equality
     iot.py       thresholds over a hundred sensors, of which an event has about thirty
     strings.py   prefixes, suffixes and substrings of addresses and names
+    mixed.py     wildcards, names without case, networks, arrays, `is not`
 """

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 from shoal.filters.filter import Filter
-from shoal.filters.values import Value
-from shoal.lab.bench.loads import hard, iot, stock, strings
+from shoal.lab.bench.loads import hard, iot, mixed, stock, strings
 
-Events: TypeAlias = list[dict[str, Value]]
+Events: TypeAlias = list[dict[str, Any]]
 
 STOCK: Final = "stock"
 
@@ -27,10 +26,11 @@ class MatchLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Description of the load."""
 
 
-_MAKERS: Final[dict[str, tuple[str, Callable[[int, int, int], tuple[list[Filter], Events]]]]] = {
+_MAKERS: Final[dict[str, tuple[str, Callable[[int, int, int], tuple[list[Filter], Any]]]]] = {
     "hard": (hard.WORDS, hard.make),
     "iot": (iot.WORDS, iot.make),
     "strings": (strings.WORDS, strings.make),
+    "mixed": (mixed.WORDS, mixed.make),
 }
 NAMES: Final = (STOCK, *_MAKERS)
 

@@ -46,15 +46,15 @@ _DOMAINS: Final = (".com", ".org", ".net", ".info", ".co.uk", ".de")
 def make(filters: int, events: int, seed: int) -> tuple[list[Filter], list[dict[str, Value]]]:
     """Filters and events."""
     rng = np.random.default_rng([seed, 0])
-    vocabulary = _vocabulary(2_000, rng)
-    sources = _addresses(SOURCES, vocabulary, rng), _names(SOURCES, vocabulary, rng)
+    words = vocabulary(2_000, rng)
+    sources = addresses(SOURCES, words, rng), names(SOURCES, words, rng)
     made = _filters(filters, *sources, rng)
     rng = np.random.default_rng([seed, 1])
-    pairs = zip(_addresses(events, vocabulary, rng), _names(events, vocabulary, rng), strict=True)
+    pairs = zip(addresses(events, words, rng), names(events, words, rng), strict=True)
     return made, [{"url": address, "name": name} for address, name in pairs]
 
 
-def _vocabulary(count: int, rng: np.random.Generator) -> list[str]:
+def vocabulary(count: int, rng: np.random.Generator) -> list[str]:
     """Different words of two to four syllables."""
     words: dict[str, None] = {}
     while len(words) < count:
@@ -64,18 +64,19 @@ def _vocabulary(count: int, rng: np.random.Generator) -> list[str]:
     return list(words)
 
 
-def _drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
+def drawn(words: list[str], count: int, rng: np.random.Generator) -> list[str]:
     """Random words, the first of the list more often than the last."""
     return [words[place] for place in (len(words) * rng.random(count) ** 2).astype(np.int64).tolist()]
 
 
-def _addresses(count: int, vocabulary: list[str], rng: np.random.Generator) -> list[str]:
+def addresses(count: int, words: list[str], rng: np.random.Generator) -> list[str]:
+    """Random addresses."""
     columns = (
-        _drawn(vocabulary, count, rng),
+        drawn(words, count, rng),
         rng.choice(_DOMAINS, count).tolist(),
         rng.choice(_SECTIONS, count).tolist(),
-        _drawn(vocabulary, count, rng),
-        _drawn(vocabulary, count, rng),
+        drawn(words, count, rng),
+        drawn(words, count, rng),
         rng.integers(10_000, size=count).tolist(),
         rng.choice(_ENDINGS, count).tolist(),
     )
@@ -85,12 +86,13 @@ def _addresses(count: int, vocabulary: list[str], rng: np.random.Generator) -> l
     ]
 
 
-def _names(count: int, vocabulary: list[str], rng: np.random.Generator) -> list[str]:
-    pairs = zip(_drawn(vocabulary[:500], count, rng), _drawn(vocabulary, count, rng), strict=True)
+def names(count: int, words: list[str], rng: np.random.Generator) -> list[str]:
+    """Random names."""
+    pairs = zip(drawn(words[:500], count, rng), drawn(words, count, rng), strict=True)
     return [f"{given.title()} {family.title()}" for given, family in pairs]
 
 
-def _filters(count: int, addresses: list[str], names: list[str], rng: np.random.Generator) -> list[Filter]:
+def _filters(count: int, urls: list[str], people: list[str], rng: np.random.Generator) -> list[Filter]:
     kinds = rng.choice(len(KINDS), count, p=[share for share, _, _ in KINDS]).tolist()
     places = rng.integers(SOURCES, size=count).tolist()
     draws = rng.random((count, 4)).tolist()
@@ -99,9 +101,9 @@ def _filters(count: int, addresses: list[str], names: list[str], rng: np.random.
         _, of_address, of_name = KINDS[kind]
         pairs: list[tuple[str, Constraint]] = []
         if of_name is not None:
-            pairs.append(("name", _cut(of_name, names[place], name_length, name_where, NAME_LENGTH_MAX)))
+            pairs.append(("name", _cut(of_name, people[place], name_length, name_where, NAME_LENGTH_MAX)))
         if of_address is not None:
-            pairs.append(("url", _cut(of_address, addresses[place], length, where, LENGTHS[of_address][1])))
+            pairs.append(("url", _cut(of_address, urls[place], length, where, LENGTHS[of_address][1])))
         filters.append(Filter((Conjunction(tuple(pairs)),)))
     return filters
 
