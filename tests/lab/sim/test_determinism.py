@@ -17,9 +17,10 @@ SEEDS = CHUNK_SEEDS + 1
 
 DIGESTS = """
 from shoal.lab.sim.protocols import PROTOCOLS
-for name, seeds in {"channels": (12, 18), "moves": (8,), "recording": (6,), "balancer": (29,)}.items():
-    print(name, *(PROTOCOLS[name].run_seed(seed, None).digest.hex() for seed in seeds))
+for name, seed in {"moves": 8, "recording": 6, "balancer": 29}.items():
+    print(name, PROTOCOLS[name].run_seed(seed, None).digest.hex())
 """
+"""Of the protocols that `campaign` does not run."""
 
 
 def run_python(*words: str, hash_seed: int) -> list[str]:
@@ -48,9 +49,9 @@ def test_neither_hash_seed_nor_workers_change_what_happens() -> None:
     assert alone == campaign(hash_seed=4242, workers=2)
 
 
-def test_every_protocol_has_the_same_digests_with_another_hash_seed() -> None:
+def test_every_other_protocol_has_the_same_digests_with_another_hash_seed() -> None:
     digests = run_python("-c", DIGESTS, hash_seed=1)
-    assert [line.split()[0] for line in digests] == ["channels", "moves", "recording", "balancer"]
+    assert [line.split()[0] for line in digests] == ["moves", "recording", "balancer"]
     assert digests == run_python("-c", DIGESTS, hash_seed=4242)
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from shoal.lab.sim.protocols import PROTOCOLS
 from shoal.lab.sim.scenario import Outcome
-from shoal.lab.sim.scenarios import balancer_corners, channels, recording
 from shoal.lab.sim.scenarios.moves import run_seed
 from shoal.lab.sim.scenarios.moves_corners import BREAKS, CORNERS
 from shoal.rules import declared, without
@@ -77,7 +76,7 @@ def test_a_broken_rule_is_caught(name: str) -> None:
 
 
 def test_every_rule_is_broken_by_some_scenario() -> None:
-    assert {*BREAKS, *channels.BREAKS, *balancer_corners.BREAKS, *recording.BREAKS} == {*declared()}
+    assert {name for protocol in PROTOCOLS.values() for name in protocol.breaks} == {*declared()}
 
 
 def test_a_protocol_breaks_only_rules_that_exist() -> None:

@@ -14,7 +14,7 @@ Invariants:
 - A connection's own message comes before the reply to its PUBLISH (7.0), or after it (`push_after_reply`,
   since 7.2).
 
-Left out: commands that are not in `shoal.lab.sim.models.redis_acl.COMMANDS`, transactions, scripts, and the exact size
+Left out: commands that are not in `shoal.lab.sim.models.redis_acl.COMMANDS`, transactions, EVAL, and the exact size
 of blocks in which Redis counts a client's output (here: its bytes beyond the 16 KiB that Redis does not count).
 """
 
@@ -29,6 +29,7 @@ from hiredis import PushNotification
 from shoal.lab.sim.models.redis_base import BufferLimit, Client, RedisOptions
 from shoal.lab.sim.models.redis_connection import ConnectionCommands
 from shoal.lab.sim.models.redis_keys import Keys
+from shoal.lab.sim.models.redis_scripts import ScriptCache
 from shoal.wire.commands import Command
 from shoal.wire.glob import compile_glob
 
@@ -50,6 +51,7 @@ class ModelRedis(ConnectionCommands):
         super().__init__(options)
         self.run_id = run_id
         self.keys = Keys()
+        self.scripts = ScriptCache()
         self.published = 0
         self._salt = salt
         self._channels: dict[bytes, dict[Client, None]] = {}
@@ -209,6 +211,25 @@ class ModelRedis(ConnectionCommands):
         )
         self._reply(client, text.encode())
 
+    def _script(self, client: Client, command: Command) -> None:
+        """SCRIPT LOAD text"""
+        self._reply(client, self.scripts.load(command[2]))
+
+    def _evalsha(self, client: Client, command: Command) -> None:
+        if not command[2].isdigit():
+            self._error(client, "ERR value is not an integer or out of range")
+            return
+        count = int(command[2])
+        if count > len(command) - 3:
+            self._error(client, "ERR Number of keys can't be greater than number of args")
+            return
+        keys, arguments = command[3 : 3 + count], command[3 + count :]
+
+        def publish(channel: bytes, payload: bytes) -> int:
+            return self.publish(channel, payload, client)
+
+        self._reply(client, self.scripts.run(command[1], keys, arguments, self.keys, publish, self.now))
+
     def _key_command(self, client: Client, command: Command) -> None:
         self._reply(client, self.keys.execute(command, self.now))
 
@@ -227,6 +248,8 @@ _HANDLERS: Final[dict[bytes, Callable[[ModelRedis, Client, Command], None]]] = {
     b"hello": ModelRedis._hello,
     b"client": ModelRedis._client,
     b"info": ModelRedis._info,
+    b"script": ModelRedis._script,
+    b"evalsha": ModelRedis._evalsha,
     b"set": ModelRedis._key_command,
     b"get": ModelRedis._key_command,
     b"del": ModelRedis._key_command,

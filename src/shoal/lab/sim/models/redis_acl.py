@@ -2,8 +2,9 @@
 
 Owns: what an ACL line means and whether a user may run a command. Never touches: connections.
 
-Modelled after Redis 7.0, for the commands of `COMMANDS` only. Left out: key rights by direction (`%R~`),
-hashed passwords (`#...`), `allkeys` is `~*`, first arguments (`+select|0` of commands without subcommands).
+Modelled after Redis 7.0, for the commands of `COMMANDS` only. Left out: the rights of commands inside a script, key
+rights by direction (`%R~`), hashed passwords (`#...`), `allkeys` is `~*`, first arguments (`+select|0` of commands
+without subcommands).
 """
 
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ class CommandSpec:
     """Number of arguments, the name included; negative: at least that many."""
     categories: frozenset[str]
     keys: str = ""
-    """Which arguments are keys: "", "first", "second", "all", or for XREAD "streams"."""
+    """Which arguments are keys: "", "first", "second", "all", for XREAD "streams", for EVALSHA "numbered"."""
     channels: str = ""
     """Which arguments are channels: "", "first" or "all"; "patterns" are all, compared literally."""
     no_auth: bool = False
@@ -65,6 +66,8 @@ COMMANDS: Final[dict[str, CommandSpec]] = dict(
         _spec("xrevrange", -4, "stream read slow", keys="first"),
         _spec("xinfo|stream", -3, "stream read slow", keys="second"),
         _spec("info", -1, "dangerous slow"),
+        _spec("script|load", 3, "scripting slow"),
+        _spec("evalsha", -3, "scripting slow", keys="numbered"),
     )
 )
 """The commands that the model has; arities and categories as `COMMAND INFO` of Redis 7.0 gives them."""
@@ -128,6 +131,8 @@ def _keys_of(spec: CommandSpec, command: tuple[bytes, ...]) -> tuple[bytes, ...]
         words = [word.lower() for word in command]
         after = words.index(b"streams") + 1 if b"streams" in words else len(words)
         return command[after : after + (len(words) - after) // 2]
+    if spec.keys == "numbered":
+        return command[3 : 3 + int(command[2])] if command[2].isdigit() else ()
     return {"first": command[1:2], "second": command[2:3], "all": command[1:]}[spec.keys]
 
 

@@ -1,39 +1,41 @@
-"""The commands on keys in the model of Redis: SET, GET, DEL, SADD, SMEMBERS, and some on streams.
+"""The keys of the model of Redis, and the commands on strings and streams.
 
-Owns: the keys of one server process. Never touches: connections and rights.
+Owns: the keys of one server process. Never touches: connections and rights. Lists, hashes, sorted sets and sets are in
+`shoal.lab.sim.models.redis_collections`.
 """
 
 from typing import Any, Final
 
 from hiredis import ReplyError
 
-_WRONG_TYPE: Final = "WRONGTYPE Operation against a key holding the wrong kind of value"
+from shoal.lab.sim.models.redis_collections import (
+    COLLECTION_COMMANDS,
+    WRONG_TYPE,
+    Stream,
+    Values,
+    run_collection_command,
+)
+
+__all__ = ["Keys", "Stream"]
+
 _BAD_ID: Final = "ERR Invalid stream ID specified as stream command argument"
 
 StreamId = tuple[int, int]
 
 
-class Stream:
-    """An append-only list of entries; `last` survives trimming."""
-
-    __slots__ = ("entries", "last")
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[StreamId, tuple[bytes, ...]]] = []
-        self.last: StreamId = (0, 0)
-
-
 class Keys:
-    """Strings, sets and streams by key. A trim with `~` is done exactly, which Redis may but need not do."""
+    """Values by key. A trim with `~` is done exactly, which Redis may but need not do."""
 
     __slots__ = ("values",)
 
     def __init__(self) -> None:
-        self.values: dict[bytes, bytes | Stream | dict[bytes, None]] = {}
+        self.values: Values = {}
 
     def execute(self, command: tuple[bytes, ...], now: float) -> Any:
         """The reply to one command whose number of arguments is right."""
         name = command[0].lower()
+        if name in COLLECTION_COMMANDS:
+            return run_collection_command(self.values, command)
         if name == b"xread":
             return self._read(command)
         if name == b"xinfo":
@@ -45,15 +47,11 @@ class Keys:
             self.values[command[1]] = command[2]
             return b"OK"
         if name == b"get":
-            return value if value is None or isinstance(value, bytes) else ReplyError(_WRONG_TYPE)
+            return value if value is None or isinstance(value, bytes) else ReplyError(WRONG_TYPE)
         if name == b"del":
             return sum(self.values.pop(key, None) is not None for key in command[1:])
-        if name in (b"sadd", b"smembers"):
-            if value is not None and not isinstance(value, dict):
-                return ReplyError(_WRONG_TYPE)
-            return self._add_members(command) if name == b"sadd" else list(value or ())
         if value is not None and not isinstance(value, Stream):
-            return ReplyError(_WRONG_TYPE)
+            return ReplyError(WRONG_TYPE)
         if name == b"xlen":
             return 0 if value is None else len(value.entries)
         if name == b"xrevrange":
@@ -76,7 +74,7 @@ class Keys:
         for key, text in zip(names, command[at + len(names) :], strict=True):
             stream = self.values.get(key)
             if stream is not None and not isinstance(stream, Stream):
-                return ReplyError(_WRONG_TYPE)
+                return ReplyError(WRONG_TYPE)
             first, dash, second = text.partition(b"-")
             if not first.isdigit() or (dash and not second.isdigit()):
                 return ReplyError(_BAD_ID)
@@ -92,15 +90,8 @@ class Keys:
         if stream is None:
             return ReplyError("ERR no such key")
         if not isinstance(stream, Stream):
-            return ReplyError(_WRONG_TYPE)
+            return ReplyError(WRONG_TYPE)
         return {b"length": len(stream.entries), b"last-generated-id": b"%d-%d" % stream.last}
-
-    def _add_members(self, command: tuple[bytes, ...]) -> int:
-        members = self.values.setdefault(command[1], {})
-        assert isinstance(members, dict)
-        before = len(members)
-        members.update(dict.fromkeys(command[2:]))
-        return len(members) - before
 
     def _add(self, command: tuple[bytes, ...], stream: Stream | None, now: float) -> Any:
         """XADD key [MAXLEN [=|~] count] id field value ..."""

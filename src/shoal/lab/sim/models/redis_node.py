@@ -38,6 +38,8 @@ class RedisNode:
         self.model: ModelRedis
         self.ends: dict[Client, LinkEnd] = {}
         self._clients: dict[LinkEnd, tuple[Client, CommandReader]] = {}
+        self.clock_jump_s = 0.0
+        """How far the server's time of day has jumped."""
         self.on_add: Callable[[bytes, tuple[bytes, ...]], bool] | None = None
         """Called with each entry that is added to a stream; returns whether the entry must be removed again."""
         self.on_cut_off: Callable[[Node], None] = lambda client: None
@@ -47,7 +49,7 @@ class RedisNode:
     def received(self, end: LinkEnd, data: bytes) -> None:
         """Bytes arrived from one client."""
         client, reader = self._clients[end]
-        execute, now = self.model.execute, self.node.clock()
+        execute, now = self.model.execute, self.node.clock() + self.clock_jump_s
         for command in reader.read(data):
             execute(client, command, now)
             if self.on_add is not None and command[0] == b"XADD":

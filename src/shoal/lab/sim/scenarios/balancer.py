@@ -27,6 +27,7 @@ from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.balancer_asks import Asker
 from shoal.lab.sim.scenarios.balancer_checkers import BalancerCheck
 from shoal.lab.sim.scenarios.balancer_load import SHIFT_S, Load, LoadedApp
+from shoal.lab.sim.scenarios.balancer_pins import Pinner
 from shoal.lab.sim.scenarios.balancer_watch import AuditTap, BalancerWatch
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.lab.sim.scenarios.provider import SimProvider
@@ -343,6 +344,7 @@ class BalancerRun(MovesRun):
         if self.mix.by_hand:
             self.operator.start()
         Asker(self).start()
+        Pinner(self).start()
         self._shift_later()
         self.world.at(BEGIN_S + self.shape.safety_s, self._last_move)
 

@@ -7,7 +7,18 @@ from __future__ import annotations
 
 from typing import Final
 
-BREAKS: Final = ("fence", "drained", "one_at_a_time", "basis", "once", "settle", "fresh_load", "guest", "state_first")
+BREAKS: Final = (
+    "fence",
+    "drained",
+    "one_at_a_time",
+    "basis",
+    "pinned",
+    "once",
+    "settle",
+    "fresh_load",
+    "guest",
+    "state_first",
+)
 """The rules that this scenario tests."""
 
 _SAME: Final = (
@@ -27,7 +38,13 @@ _SAME: Final = (
     "server removed",
     "server died",
     "server died and came back empty",
+    "returned server is a home again",
     "guest promoted",
+    "channel pinned",
+    "channel pinned at its home",
+    "channel moved and pinned",
+    "pin released",
+    "pinned channel lost its server",
     "leader died with a plan under way",
     "leader paused with a plan under way",
     "leader cut off with a plan under way",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from shoal.balance.balancer_keys import STATE_KEY, BalancerState, decode
+from shoal.balance.balancer_keys import PINS_PREFIX, STATE_KEY, BalancerState, decode, pin_channel
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
 from shoal.errors import PlanError
@@ -72,6 +72,8 @@ class BalancerWatch:
         """By plan: the holder that applied it, also if it moves nothing."""
         self._requests: dict[str, str] = {}
         """The plan of each open request, by key."""
+        self._pinned_at: dict[bytes, float] = {}
+        """The pinned channels, and since when."""
         self._planned_at = -1e9
         self._marks: dict[str, Mark] = {}
         self._in_ring_at: dict[str, float] = {}
@@ -112,6 +114,8 @@ class BalancerWatch:
             self._request_written(key)
         elif key.startswith(POOL_PREFIX):
             self._mark_written(key)
+        elif key.startswith(PINS_PREFIX):
+            self._pin_written(key)
 
     def _note_lead(self) -> None:
         """Notes when a lead begins; a leader writes immediately after that."""
@@ -170,6 +174,7 @@ class BalancerWatch:
             self._check_wait(known[1], known[0] == ASKED)
             self.run.plan_begun(writer[0] if writer else "")
         reason = known[1].moves[int(index)].reason
+        self._check_pin(request, reason)
         self.seen[f"moved for {reason}"] += 1
         if self.at_rest and not self._is_chance(plan, reason, request.unit):
             self.violate("restless", f"{request} for {reason} under steady load")
@@ -193,6 +198,26 @@ class BalancerWatch:
         for server in request.servers:
             if self._in_ring_at.get(server, -1e9) < now - STALE_S and server not in self.run.book_ids():
                 self.violate("stranger", f"{request} names {server}, which is not in the ring")
+
+    def _pin_written(self, key: str) -> None:
+        channel = pin_channel(key)
+        assert channel is not None
+        if self.run.coordinator.store.get(key) is None:
+            self.seen["pin released"] += self._pinned_at.pop(channel, None) is not None
+        else:
+            self.seen["channel pinned"] += 1
+            self._pinned_at.setdefault(channel, self.run.world.now)
+
+    def _check_pin(self, request: MoveRequest, reason: str) -> None:
+        """The balancer moves a pinned channel only if a server of it has died."""
+        now, entry = self.run.world.now, self.run.book.entry(request.unit)
+        if now - self._pinned_at.get(request.unit, now) <= STALE_S:
+            return
+        here = {*self.run.book_ids()}
+        if reason == "lost" or (entry is not None and not here.issuperset(entry.placement.servers)):
+            self.seen["pinned channel lost its server"] += 1
+        elif now - self.run.ring_at > STALE_S:
+            self.violate("pinned", f"{request} for {reason}, though the channel is pinned")
 
     def _check_alone(self, plan: str) -> None:
         now, timeout_s = self.run.world.now, self.run.options.move_timeout_s
@@ -252,6 +277,8 @@ class BalancerWatch:
             self.seen["server kept after all"] += 1
         elif mark is None and before is Mark.GUEST and here:
             self.seen["guest promoted"] += 1
+        elif mark is None and before is Mark.RETURNED and here:
+            self.seen["returned server is a home again"] += 1
 
     def _check_empty(self, server: str) -> None:
         """A server that leaves must be empty: no subscribers, no entry that names it, and not a home."""

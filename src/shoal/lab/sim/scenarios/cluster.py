@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from shoal.channels.agent.process import Agent, AgentOptions
+from shoal.channels.telemetry import loop_image
 from shoal.coordination.interface import Coordinator
 from shoal.errors import PlanError
 from shoal.lab.sim.checkers import Verdict
@@ -451,6 +452,7 @@ class AgentProcess:
         self.process.begin(self._main())
 
     async def _main(self) -> None:
+        loop_image.load_image()
         await self.agent.work(self._load)
 
     async def _load(self) -> None:

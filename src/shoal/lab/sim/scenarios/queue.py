@@ -1,0 +1,355 @@
+"""The scenario `queue`: producers and consumers of one queue on one store, under faults.
+
+Owns the participants and their applications: the shipped `Queue` with its cores, and the shipped scripts on the model
+of a store, which keeps its keys through crashes because it answers only after it has synced. Handlers are quick, slow
+or fail; some messages always fail. The store's time of day jumps, replies and pushes are lost with connections. The
+checks are in `queue_history`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Final
+
+import msgspec
+
+from shoal.errors import AlreadyAcceptedError, JobLostError, QueueError, QueueUnavailableError, ShoalError
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import number_in, payload_of
+from shoal.lab.sim.models.redis_node import RedisNode
+from shoal.lab.sim.scenario import FaultTargets, Outcome, Scenario
+from shoal.lab.sim.scenarios.queue_history import (
+    ACCEPTED,
+    DUPLICATE,
+    REFUSED,
+    Put,
+    QueueCheck,
+    QueueHistory,
+    StoredQueue,
+)
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.process import Process
+from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.ring import ServerAddress
+from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, WAKE_POLL
+from shoal.queues.consumer_shell import JobStream
+from shoal.queues.job import Job
+from shoal.queues.message_format import KEY_PREFIX
+from shoal.queues.producer import SAFE_PUT
+from shoal.queues.queue import NewMessage, Queue, QueueContext
+from shoal.queues.script_loader import RULES
+from shoal.queues.settings import ConsumerSettings, QueueSettings
+from shoal.rules import ALL_RULES, Rules
+
+BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START)
+"""The rules that this scenario tests."""
+
+CORNERS: Final = {
+    "message accepted": "accepted",
+    "queue full": "full",
+    "wait for room": "waited",
+    "id refused": "duplicate",
+    "delayed message": "delayed",
+    "put with an unknown outcome": "unknown put",
+    "batch sent again": "batch again",
+    "turn sent again": "consumer repeated",
+    "job pushed": "consumer pushed",
+    "key given back": "consumer given",
+    "message failed": "failed",
+    "dead letter": "dead",
+    "message delivered again": "redelivered",
+    "job lost": "job lost",
+    "consumer that lost its lease": "consumer rejoined",
+    "consumer left in good order": "left",
+    "store crash": "store crash",
+    "consumer crash": "consumer crash",
+    "producer crash": "producer crash",
+    "connection reset": "reset",
+    "partition": "partition",
+    "pause": "pause",
+    "clock jump": "clock jump",
+}
+"""Every corner that a campaign must exercise, and its counter."""
+
+COUNTED: Final = ("repeated", "pushed", "given", "rejoined")
+"""Counters of consumers that are corners."""
+NAME: Final = "jobs"
+STORE: Final = "store"
+SETTINGS: Final = QueueSettings(
+    shards=4, messages_max=30, bytes_max=20_000, lease_s=5.0, dedupe_s=15.0, attempts_max=3, dead_max=1000
+)
+LIMITS: Final = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=2.0, queue_put_timeout_s=8.0)
+POISON_SHARE: Final = 0.03
+"""Share of the messages that always fail."""
+LONG_SHARE: Final = 0.3
+LONG_S: Final = (4.0, 10.0)
+"""In this share of the runs with faults, pauses and partitions last this long."""
+JUMP_EVERY_S: Final = (2.6, 8.0)
+JUMP_S: Final = (-100.0, 3600.0)
+"""In half of the runs with faults the store's time of day jumps by one of these, this often: at
+most twice within a lease."""
+END_PUTS: Final = 3
+"""Messages that each producer puts after the last fault, so that every consumer has work in a healthy world."""
+
+
+class QueueRun(Scenario):
+    """One seed of the scenario."""
+
+    safety_s = 15.0
+    calm_s = 6.0
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.rules = rules
+        self.history = QueueHistory()
+        self.entry = QueueEntry(NAME.encode(), 1, (ServerAddress(STORE, STORE, 1),), (0,) * SETTINGS.shards)
+        self.created = False
+        self.producing: set[str] = set()
+        self.job_streams: list[JobStream] = []
+        super().__init__(seed, trace)
+
+    def draw_faults(self, rng: Random) -> FaultOptions:
+        """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers."""
+        options = super().draw_faults(rng)
+        if options.peaceful or self.world.rng("long faults").random() >= LONG_SHARE:
+            return options
+        return replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
+
+    def draw_shape(self, rng: Random, options: FaultOptions) -> None:
+        """The number of participants, and how hard they work."""
+        self.producer_count = rng.randint(1, 3)
+        self.consumer_count = rng.randint(2, 4)
+        self.key_count = rng.choice((2, 6, 20))
+        self.pace_s = rng.choice((0.02, 0.1, 0.4))
+        self.slow = rng.random() < 0.4
+        self.jumps = not options.peaceful and rng.random() < 0.5
+        self.in_flight = rng.choice((1, 4, 16))
+
+    def build(self, rng: Random) -> FaultTargets:
+        """One store, producers and consumers."""
+        self.store = RedisNode(self.network, STORE)
+        restart = self.store.node.on_restart
+        assert restart is not None
+
+        def restarted() -> None:
+            keys = self.store.model.keys
+            restart()
+            self.store.model.keys = keys  # what was answered was synced
+
+        self.store.node.on_restart = restarted
+        self.store.node.on_crash = lambda: self.died("store", STORE)
+        producers = [f"producer-{number}" for number in range(self.producer_count)]
+        consumers = [f"consumer-{number}" for number in range(self.consumer_count)]
+        for name in producers:
+            self.participant(name, "producer", self._produce)
+        for name in consumers:
+            self.participant(name, "consumer", self._consume)
+        everyone = [STORE, *producers, *consumers]
+        return FaultTargets(everyone, [*producers, *consumers], everyone)
+
+    def died(self, kind: str, name: str) -> None:
+        """Counts a crash, and ends the jobs of a consumer."""
+        super().died(kind, name)
+        incarnation = self.network.nodes[name].incarnation - 1
+        self.history.process_ended(f"{name}/{incarnation}", self.world.now)
+        self.producing.discard(f"{name}/{incarnation}")
+
+    def faults_began(self) -> None:
+        """In some runs the store's clock jumps."""
+        if self.jumps:
+            self._jump()
+
+    def _jump(self) -> None:
+        if self.faults.active:
+            rng = self.world.rng("jump")
+            self.store.clock_jump_s += rng.choice(JUMP_S)
+            self.exercised["clock jump"] += 1
+            self.world.after(rng.uniform(*JUMP_EVERY_S), self._jump)
+
+    # Applications
+
+    def _new_queue(self, process: Process) -> Queue:
+        made: list[Queue] = []
+
+        async def find(name: str) -> QueueEntry:
+            return self.entry
+
+        context = QueueContext(LIMITS, process.runtime, lambda: (None, None), find, self.rules)
+        made.append(Queue(NAME, context, lambda name: made[0]))
+        return made[0]
+
+    async def _produce(self, process: Process) -> None:
+        me = f"{process.node.name}/{process.node.incarnation}"
+        rng = self.world.rng(f"app/{me}")
+        queue = self._new_queue(process)
+        self.producing.add(me)
+        while not self.created:
+            try:
+                await queue.create(SETTINGS)
+                self.created = True
+            except ShoalError:
+                await asyncio.sleep(0.1)
+        while self.active:
+            await self._put_some(queue, me, rng)
+            await asyncio.sleep(rng.expovariate(1 / self.pace_s))
+        for _ in range(END_PUTS):
+            await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
+        self.producing.discard(me)
+
+    async def _put_some(self, queue: Queue, me: str, rng: Random) -> None:
+        count = rng.choice((1, 1, 1, 3, 8))
+        keys = [f"k{rng.randrange(self.key_count)}" for _ in range(count)]
+        ids = [f"i{rng.randrange(40)}" if rng.random() < 0.2 else "" for _ in range(count)]
+        await self._put(queue, me, rng, keys, ids, rng.random() < 0.1, rng.choice(("raise", "wait")))
+
+    async def _put(
+        self, queue: Queue, me: str, rng: Random, keys: Sequence[str], ids: Sequence[str], delayed: bool, full: str
+    ) -> None:
+        now = self.world.now
+        puts = [self.history.put(me, key, id, delayed, now) for key, id in zip(keys, ids, strict=True)]
+        delay_s = rng.uniform(0.05, 2.0) if delayed else 0.0
+        messages = [NewMessage(payload_of(put.number, 12), put.key, put.id or None, delay_s) for put in puts]
+        outcome = await queue.put_many(messages, full="wait" if full == "wait" else "raise")
+        refused = dict(outcome.refused)
+        for position, put in enumerate(puts):
+            put.answered_at = self.world.now
+            error = refused.get(position)
+            put.outcome = self._outcome_of(error)
+            if error is None:
+                self.exercised["accepted"] += 1
+                self.exercised["delayed"] += delayed
+            self.exercised["waited"] += full == "wait" and self.world.now - now > 1.0
+        producer = queue._producer
+        self.exercised["batch again"] += producer is not None and producer.repeated > 0
+        self._check_bound()
+
+    def _outcome_of(self, error: ShoalError | None) -> str:
+        if error is None:
+            return ACCEPTED
+        if isinstance(error, AlreadyAcceptedError):
+            self.exercised["duplicate"] += 1
+            return DUPLICATE
+        if isinstance(error, QueueUnavailableError):
+            self.exercised["unknown put"] += 1
+            return "unknown"
+        self.exercised["full"] += 1
+        return REFUSED
+
+    async def _consume(self, process: Process) -> None:
+        me = f"{process.node.name}/{process.node.incarnation}"
+        rng = self.world.rng(f"app/{me}")
+        settings = ConsumerSettings(slow_after_s=0.5, slow_rest_s=1.0, quantum_messages=10, key_messages=4)
+        while True:
+            queue = self._new_queue(process)
+            jobs = queue.take(max_in_flight=self.in_flight, settings=settings)
+            self.job_streams.append(jobs)
+            stays_s = rng.choice((2.0, 1000.0))
+            try:
+                async with asyncio.timeout(stays_s if self.active else None):
+                    async with jobs:
+                        await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
+            except TimeoutError:
+                self.exercised["left"] += 1
+            except QueueError:
+                await asyncio.sleep(0.2)
+            with contextlib.suppress(ShoalError):
+                await queue.aclose()
+
+    async def _work(self, jobs: JobStream, me: str, rng: Random, clock: Callable[[], float]) -> None:
+        """One worker. `clock` also advances while the process is paused."""
+        async for job in jobs:
+            core = job.core
+
+            def holds(job: Job = job) -> bool:
+                return not job.core.settled and jobs.core.lease_runs(clock())
+
+            number = number_in(job.payload)
+            again = any(start.number == number for start in self.history.starts)
+            self.exercised["redelivered"] += again
+            if self._stored.token_of(job.key) != core.key.token:
+                text = f"{number} of {job.key!r} started at {me} at t={self.world.now:.3f}, which does not hold the key"
+                self.history.violations.append(("unowned", text))
+            start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
+            try:
+                slow = self.slow and rng.random() < 0.2
+                await asyncio.sleep(rng.uniform(0.5, 1.5) if slow else rng.uniform(0.0, 0.02))
+                poison = (number * 7919) % 100 < 100 * POISON_SHARE
+                fails = poison or rng.random() < 0.03
+                start.ended_at, start.end = self.world.now, "fail" if fails else "done"
+                if fails:
+                    self.exercised["failed"] += 1
+                    await job.fail("it fails", retry_in=rng.uniform(0.0, 1.0))
+                else:
+                    await job.done()
+                start.confirmed_at = self.world.now
+            except JobLostError:
+                self.exercised["job lost"] += 1
+                start.lost = True
+                start.certain = jobs.core.counters["rejoined"] == 0 and not core.key.failure and not jobs.core.left
+            except asyncio.CancelledError:
+                if start.ended_at is None:
+                    start.ended_at, start.end = self.world.now, "crash"
+                raise
+
+    # Judgment
+
+    @property
+    def _stored(self) -> StoredQueue:
+        return StoredQueue(self.store.model.keys.values, KEY_PREFIX + NAME.encode() + b":")
+
+    def _check_bound(self) -> None:
+        count = len(self._stored.numbers(_number_of))
+        if count > SETTINGS.messages_max:
+            self.history.violations.append(("over bound", f"{count} messages at t={self.world.now:.3f}"))
+
+    def quiet(self) -> bool:
+        """Whether producers have ended and the queue is empty, or nothing will change any more."""
+        return not self.producing and (not self._stored.numbers(_number_of) or self.world.now > 200.0)
+
+    def judge(self) -> Verdict:
+        """The verdict on everything so far."""
+        stored = self._stored
+        dead = stored.dead(_number_of)
+        self.exercised["dead"] = len(dead)
+        return QueueCheck(self.history, SETTINGS.attempts_max, SETTINGS.dedupe_s).judge(
+            stored.numbers(_number_of), dead
+        )
+
+    def check(self, verdict: Verdict) -> None:
+        """What an empty queue keeps, and whether its counters are right."""
+        for jobs in self.job_streams:
+            for name in COUNTED if jobs.started else ():
+                self.exercised[f"consumer {name}"] += jobs.core.counters[name]
+        stored = self._stored
+        numbers = stored.numbers(_number_of)
+        if not numbers and (left := sorted(stored.leftovers())):
+            verdict.violate("growth", f"an empty queue keeps {left[:3]}")
+        if self.created and stored.counted_messages() != len(numbers):
+            verdict.violate("growth", f"the queue counts {stored.counted_messages()} messages and has {len(numbers)}")
+
+    def recorded(self) -> Sequence[object]:
+        """The history, for the digest."""
+        puts = [(put.number, put.key, put.outcome, put.answered_at or 0.0) for put in self.history.puts.values()]
+        starts = [(start.number, start.consumer, start.at, start.end) for start in self.history.starts]
+        return [puts, starts]
+
+
+def _number_of(stored: bytes) -> int:
+    """The number in a stored message, which ends with its payload."""
+    found = stored.rfind(b";")
+    at = found
+    while at > 0 and stored[at - 1 : at].isdigit():
+        at -= 1
+    return number_in(stored[at:])
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed always gives the same outcome."""
+    return QueueRun(seed, rules, trace).execute()
+
+
+__all__ = ["BREAKS", "CORNERS", "Put", "QueueRun", "run_seed"]

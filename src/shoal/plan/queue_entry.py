@@ -1,0 +1,58 @@
+"""A queue's plan entry: its shards, and the store of each.
+
+Owns the record. A queue lives only where its entry says: without an entry there is no queue, because a home that a ring
+derives would strand stored messages when the ring changes. The keys of a queue are divided among its shards by hash;
+shards are what is placed. The version of the entry is the first half of every fencing token of the queue, so a change
+of the entry ends all tokens from before.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import msgspec
+
+from shoal.plan.kinds import QUEUE
+from shoal.plan.ring import ServerAddress
+
+SHARDS_MAX: Final = 256
+
+
+class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
+    """The plan entry of one queue, the `unit`. `places` has the index of a store in `stores` for each shard."""
+
+    unit: bytes
+    version: int
+    stores: tuple[ServerAddress, ...]
+    places: tuple[int, ...]
+
+    @property
+    def newness(self) -> int:
+        """The revision by which entries of a queue are compared."""
+        return self.version
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether a shard is moving."""
+        return False
+
+    @property
+    def stage(self) -> int:
+        """Changes with the version only."""
+        return self.version
+
+    def shard_of(self, key: bytes) -> int:
+        """The shard of a key."""
+        return zlib.crc32(key) % len(self.places)
+
+    def check(self) -> None:
+        """Raises ValueError if the entry is inconsistent."""
+        if not 1 <= len(self.places) <= SHARDS_MAX:
+            raise ValueError(f"a queue has 1 to {SHARDS_MAX} shards, not {len(self.places)}")
+        if self.version < 1:
+            raise ValueError("the version of a queue is at least 1")
+        if {*self.places} != {*range(len(self.stores))}:
+            raise ValueError("the shards of a queue name a store that is not listed, or leave one out")
+        if len({store.id for store in self.stores}) != len(self.stores):
+            raise ValueError("a queue names a store twice")

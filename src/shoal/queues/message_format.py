@@ -1,0 +1,114 @@
+"""A message as a store keeps it, the names that a queue accepts, and the frames of pushed jobs.
+
+Owns the encoding and the checks. The scripts never look inside a message.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import msgspec
+
+from shoal.errors import PayloadTooLargeError, ProtocolError, QueueNameError
+from shoal.limits import Limits
+from shoal.message import Attributes, GivenAttributes
+from shoal.wire.envelope import encode_attributes, split_attributes
+
+KEY_PREFIX: Final = b"__shoal:q:"
+"""Prefix of all keys of queues on a store."""
+NAME_CHARACTERS_MAX: Final = 128
+KEY_BYTES_MAX: Final = 512
+ID_BYTES_MAX: Final = 256
+PUSHED_PARTS: Final = 8
+"""Shard, key, token, attempts, suspect, messages left, other ready keys, message."""
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+_ATTRIBUTES, _PLAIN = b"a", b"p"
+
+
+class Stored(msgspec.Struct, frozen=True, array_like=True):
+    """A message: its number (unique, of its producer), the id that the application gave it, when it was put
+    (microseconds since 1970, the producer's clock), and the rest."""
+
+    number: bytes
+    id: bytes
+    put_us: int
+    flags: bytes
+    content: bytes
+
+    def split(self) -> tuple[Attributes | None, bytes]:
+        """Attributes and payload."""
+        if self.flags == _ATTRIBUTES:
+            return split_attributes(self.content, 0)
+        return None, self.content
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_decoder: Final = msgspec.msgpack.Decoder(Stored)
+
+
+def encode_message(
+    number: bytes, id: bytes, put_us: int, payload: bytes, attributes: GivenAttributes | None, limits: Limits
+) -> bytes:
+    """The stored form of a message. Raises PayloadTooLargeError or PublishError."""
+    if len(payload) > limits.payload_bytes_max:
+        raise PayloadTooLargeError(
+            f"the payload has {len(payload)} bytes, the limit is {limits.payload_bytes_max}",
+            do="store it elsewhere and put a reference, or raise payload_bytes_max",
+        )
+    encoded = encode_attributes(attributes, limits) if attributes is not None else b""
+    flags = _ATTRIBUTES if encoded else _PLAIN
+    return _encoder.encode(Stored(number, id, put_us, flags, encoded + payload))
+
+
+def decode_message(body: bytes) -> Stored:
+    """A stored message; ProtocolError if it is not one."""
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a stored message cannot be read ({error})") from error
+
+
+def check_queue_name(name: str) -> bytes:
+    """The prefix of the queue's keys; QueueNameError if the name is invalid."""
+    if _NAME.fullmatch(name) is None:
+        raise QueueNameError(
+            f"{name!r} is not a valid name of a queue",
+            do=f"use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'",
+        )
+    return KEY_PREFIX + name.encode() + b":"
+
+
+def check_key(key: str | bytes) -> bytes:
+    """A message key as bytes; QueueNameError if it is invalid."""
+    return _bytes(key, "a key", KEY_BYTES_MAX)
+
+
+def check_id(id: str | bytes) -> bytes:
+    """A message id as bytes; QueueNameError if it is invalid."""
+    return _bytes(id, "a message id", ID_BYTES_MAX)
+
+
+def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
+    if not isinstance(value, str | bytes):
+        raise QueueNameError(f"{what} is text or bytes, not {type(value).__name__}")
+    raw = value.encode() if isinstance(value, str) else value
+    if not 1 <= len(raw) <= bytes_max:
+        raise QueueNameError(f"{what} has {len(raw)} bytes", do=f"use 1 to {bytes_max} bytes, or a hash of it")
+    return raw
+
+
+def read_parts(data: bytes) -> list[bytes]:
+    """The parts of a pushed job: each has its length before it."""
+    parts = []
+    at = 0
+    while at < len(data):
+        colon = data.find(b":", at, at + 20)
+        if colon < 0 or not data[at:colon].isdigit():
+            raise ProtocolError("a pushed job cannot be read")
+        size = int(data[at:colon])
+        parts.append(data[colon + 1 : colon + 1 + size])
+        at = colon + 1 + size
+    if len(parts) != PUSHED_PARTS:
+        raise ProtocolError(f"a pushed job has {len(parts)} parts, not {PUSHED_PARTS}")
+    return parts

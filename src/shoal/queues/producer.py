@@ -1,0 +1,192 @@
+"""The producer's core: which messages go to the store next, and what became of them.
+
+Owns the batches of one producer of one queue. Does no I/O. One batch is on its way at a time: a second one could be
+accepted while the first is refused, and overtake it. A batch whose reply was lost is sent again under the same number,
+and the store answers it as the first time.
+
+    waiting --next_batch()--> on its way --answered()--> accepted, refused, or waiting again (full="wait")
+                                |   ^
+                                +---+ lost(): sent again
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from shoal.errors import (
+    AlreadyAcceptedError,
+    ProtocolError,
+    QueueError,
+    QueueFullError,
+    QueueUnavailableError,
+    ShoalError,
+    TooManyIdsError,
+    TooManyKeysError,
+)
+from shoal.limits import Limits
+from shoal.rules import ALL_RULES, Rules, rule
+
+SAFE_PUT: Final = rule("safe_put", "`put` returns when the store has confirmed the message.")
+
+ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND = "A", "D", "F", "K", "I", "B"
+
+
+class Outgoing:
+    """A message that was put. `outcome` is None while it is undecided, then True or the error."""
+
+    __slots__ = ("body", "delay_ms", "give_up_at", "id", "key", "outcome", "shard", "waits")
+
+    def __init__(
+        self, shard: int, key: bytes, id: bytes, delay_ms: int, body: bytes, waits: bool, give_up_at: float
+    ) -> None:
+        self.shard = shard
+        self.key = key
+        self.id = id
+        self.delay_ms = delay_ms
+        self.body = body
+        self.waits = waits
+        """Whether the caller waits while the queue is full."""
+        self.give_up_at = give_up_at
+        self.outcome: bool | ShoalError | None = None
+
+
+class ProducerCore:
+    """One producer of one queue. `name` identifies it on the store."""
+
+    def __init__(self, queue: str, name: bytes, version: int, limits: Limits, rules: Rules = ALL_RULES) -> None:
+        self._queue = queue
+        self._name = name
+        self._version = version
+        self._limits = limits
+        self._rules = rules
+        self._waiting: deque[Outgoing] = deque()
+        self._batch: list[Outgoing] = []
+        self._number = 0
+        self._not_before = 0.0
+        self._full_delay_s = limits.queue_full_retry_s
+        self.repeated = 0
+        """Batches that were sent again."""
+        self.messages = 0
+        """Messages that the queue held when the store last answered."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is waiting or on its way."""
+        return not self._waiting and not self._batch
+
+    @property
+    def next_at(self) -> float | None:
+        """When `next_batch` has something to send; None if nothing waits, or a batch is on its way."""
+        return self._not_before if self._waiting and not self._batch else None
+
+    def add(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
+        """Accept messages for sending. Returns those that are decided at once: none, while the rules hold."""
+        self._waiting += messages
+        if SAFE_PUT in self._rules:
+            return []
+        for message in messages:
+            message.outcome = True
+        return [*messages]
+
+    def next_batch(self, now: float) -> list[bytes] | None:
+        """The arguments of the next `put`; None if there is nothing to send now."""
+        if self._batch or not self._waiting or now < self._not_before:
+            return None
+        size = 0
+        limits = self._limits
+        while self._waiting and len(self._batch) < limits.queue_batch_messages_max:
+            size += len(self._waiting[0].body)
+            if self._batch and size > limits.queue_batch_bytes_max:
+                break
+            self._batch.append(self._waiting.popleft())
+        self._number += 1
+        return self._arguments()
+
+    def lost(self, now: float) -> tuple[list[bytes] | None, list[Outgoing]]:
+        """The reply was lost. Return the same batch, to be sent again, and no message; or None and the messages, which
+        are given up because their time is over."""
+        if any(now < message.give_up_at for message in self._batch):
+            self.repeated += 1
+            return self._arguments(), []
+        return None, self._finish(
+            QueueUnavailableError(
+                f"the store of queue {self._queue} did not answer in time",
+                do="check `shoal status`; the message may have been stored: put it again with the same id",
+            )
+        )
+
+    def failed(self, error: ShoalError) -> list[Outgoing]:
+        """The store refused the batch as a whole."""
+        return self._finish(error)
+
+    def abandon(self, error: ShoalError) -> list[Outgoing]:
+        """Give up everything, because the queue is closed."""
+        decided = [*self._finish(error), *self._waiting]
+        for message in self._waiting:
+            message.outcome = error
+        self._waiting.clear()
+        return decided
+
+    def answered(self, letters: bytes, messages: int, now: float) -> list[Outgoing]:
+        """The store's reply: a letter for each message. Returns the messages that are decided."""
+        batch, self._batch = self._batch, []
+        if len(letters) != len(batch):
+            raise ProtocolError(f"the store answered {len(letters)} of {len(batch)} messages")
+        self.messages = messages
+        decided: list[Outgoing] = []
+        again: list[Outgoing] = []
+        last: QueueError | None = None
+        for message, letter in zip(batch, letters.decode(), strict=True):
+            if letter == ACCEPTED:
+                message.outcome = True
+                decided.append(message)
+                continue
+            error = last if letter == BEHIND and last is not None else self._error(letter, message)
+            last = error if letter != DUPLICATE else last
+            if message.waits and isinstance(error, QueueFullError) and now < message.give_up_at:
+                again.append(message)
+            else:
+                message.outcome = error
+                decided.append(message)
+        self._waiting.extendleft(reversed(again))
+        if again:
+            self._not_before = now + self._full_delay_s
+            self._full_delay_s = min(2 * self._full_delay_s, self._limits.queue_full_retry_s_max)
+        else:
+            self._full_delay_s = self._limits.queue_full_retry_s
+        return decided
+
+    def _finish(self, error: ShoalError) -> list[Outgoing]:
+        batch, self._batch = self._batch, []
+        for message in batch:
+            message.outcome = error
+        return batch
+
+    def _arguments(self) -> list[bytes]:
+        words = [b"%d" % self._version, self._name, b"%d" % self._number]
+        for message in self._batch:
+            words += (b"%d" % message.shard, message.key, message.id, b"%d" % message.delay_ms, message.body)
+        return words
+
+    def _error(self, letter: str, message: Outgoing) -> QueueError:
+        if letter == DUPLICATE:
+            return AlreadyAcceptedError(
+                f"a message with id {message.id!r} and key {message.key!r} was already accepted by queue {self._queue}",
+                do="nothing, if this is a repetition; otherwise give another id",
+            )
+        if letter == KEYS:
+            return TooManyKeysError(
+                f"queue {self._queue} holds as many keys as it may (keys_max)",
+                do="start more consumers, use fewer keys, or raise keys_max",
+            )
+        if letter == IDS:
+            return TooManyIdsError(
+                f"queue {self._queue} remembers as many message ids as it may (dedupe_ids_max)",
+                do="raise dedupe_ids_max, shorten dedupe_s, or put without an id",
+            )
+        return QueueFullError(
+            f"queue {self._queue} is full: it holds {self.messages} messages",
+            do='start more consumers, raise messages_max and bytes_max, or put with full="wait"',
+        )

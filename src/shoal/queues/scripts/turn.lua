@@ -1,0 +1,266 @@
+-- One turn of a consumer: it reports what it did with its keys, and takes more.
+--
+--   KEYS[1]  prefix of the queue
+--   ARGV     version, consumer, number of the turn, its load, keys held, keys wanted, messages wanted, messages of one
+--            key, flags, then operations
+--   flags    R also list the keys that this consumer holds; L leave: return everything
+--   operation (7 words)
+--     D shard key token upto have want   messages up to `upto` are done; send `want` more after the `have` that it has
+--     S shard key token upto '' ''       messages up to `upto` are done, and the next one was started
+--     F shard key token upto delay reason  the message after `upto` failed: retry in `delay` ms; -1 means never
+--     G shard key token upto side ''     give the key back, to the front (F) or the back (B) of the ready keys
+--     E shard key token '' '' ''         only tell whether the key is still held
+--   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
+--            held keys, the largest number of a token so far
+--
+-- The result of an operation is {status, messages left, bodies...}; status 0: the key is not held under this token,
+-- 1: it is still held, 2: it is not held any more, 3: the same, and it is halted because the dead letters are full.
+-- A turn that comes again, because its reply was lost, gets the same statuses again; what it holds is listed (R).
+
+local refused = load_version(ARGV[1])
+if refused then
+  return refused
+end
+
+-- The first write must be one that Redis allows when its memory is full: then it allows the others too, and consumers can
+-- empty a full store.
+redis.call('ZREM', prefix .. 'waiting', ARGV[2])
+rotate_generations()
+
+local FIELDS = 7
+local consumer, turn, load = ARGV[2], ARGV[3], ARGV[4]
+local held_count, want_keys, want_messages = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
+local per_key, flags = tonumber(ARGV[8]), ARGV[9]
+local leaves = string.find(flags, 'L', 1, true)
+
+-- The lease of this consumer. One that comes late, before its lease was ended, keeps it.
+local lease = redis.call('ZSCORE', prefix .. 'leases', consumer)
+local joined = lease and 0 or 1
+if not leaves and (not lease or tonumber(lease) - state.now < conf.lease_ms * 0.75) then
+  redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), consumer)
+end
+
+local function held_keys(holders, visit)
+  for number = 0, conf.shards - 1 do
+    local shard = text(number)
+    local lines = redis.call('HGETALL', prefix .. shard .. ':owners')
+    for at = 1, #lines, 2 do
+      if holders[string.match(lines[at + 1], '^%S+')] then
+        visit(shard, lines[at], read_record(shard, lines[at]))
+      end
+    end
+  end
+end
+
+-- End the leases of consumers that are gone.
+local limit = state.now + conf.lease_ms
+-- guard: lease_before_takeover
+limit = state.now
+-- end: lease_before_takeover
+local expired = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', text(limit), 'LIMIT', 0, EXPIRED_MAX)
+local gone, gone_count = {}, 0
+for _, other in ipairs(expired) do
+  if other ~= consumer then
+    gone[other] = true
+    gone_count = gone_count + 1
+    redis.call('ZREM', prefix .. 'leases', other)
+    redis.call('ZREM', prefix .. 'waiting', other)
+    redis.call('HDEL', prefix .. 'turns', other)
+  end
+end
+if gone_count > 0 then
+  held_keys(gone, function(shard, key, record)
+    local burned = 1
+    -- guard: attempts_on_start
+    burned = 0
+    -- end: attempts_on_start
+    record.attempts = record.attempts + burned
+    if record.started == 0 then
+      record.suspect = 1
+    end
+    if record.attempts >= conf.attempts_max then
+      bury(shard, key, record, 'the consumer did not come back')
+    else
+      release(shard, key, record, 'LPUSH')
+    end
+  end)
+end
+
+-- Delayed messages join the tail of their key, and keys that wait for a retry become ready.
+local due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', text(state.now), 'LIMIT', 0, DUE_MAX)
+for _, member in ipairs(due) do
+  redis.call('ZREM', prefix .. 'due', member)
+  local kind, shard, rest = string.match(member, '^(%a):(%d+):(.*)$')
+  if kind == 'm' then
+    local line = redis.call('HGET', prefix .. shard .. ':delayed', rest)
+    redis.call('HDEL', prefix .. shard .. ':delayed', rest)
+    local size, start = string.match(line, '^(%d+):()')
+    local side = 'LPUSH'
+    -- guard: delayed_order
+    side = 'RPUSH'
+    -- end: delayed_order
+    add_message(shard, string.sub(line, start, start + size - 1), string.sub(line, start + size), side)
+    state.delayed = state.delayed - 1
+  else
+    local record = read_record(shard, rest)
+    if record and record.owner == UNHELD then
+      make_ready(shard, rest, 'RPUSH')
+    end
+  end
+end
+
+-- Messages of a key, as many as the reply has room for; the first one of a reply always fits.
+local PAGE, REPLY_BYTES_MAX = 8, 16777216
+local reply_bytes = 0
+local function fetch(into, shard, key, start, count)
+  while count > 0 do
+    local page = redis.call('LRANGE', messages_key(shard, key), start, start + math.min(count, PAGE) - 1)
+    for _, body in ipairs(page) do
+      if reply_bytes > 0 and reply_bytes + #body > REPLY_BYTES_MAX then
+        return
+      end
+      reply_bytes = reply_bytes + #body
+      into[#into + 1] = body
+    end
+    if #page < PAGE then
+      return
+    end
+    start, count = start + PAGE, count - PAGE
+  end
+end
+
+local function fail(shard, key, record, delay_ms, reason)
+  if record.started == 0 then
+    record.attempts = record.attempts + 1
+  end
+  record.suspect = 0
+  if delay_ms < 0 or record.attempts >= conf.attempts_max then
+    return bury(shard, key, record, reason) and 2 or 3
+  end
+  state.owned = state.owned - 1
+  record.owner, record.token, record.started, record.base = UNHELD, '-', 0, 0
+  write_record(shard, key, record)
+  -- guard: retry_holds_key
+  redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'k:' .. shard .. ':' .. key)
+  -- end: retry_holds_key
+  return 2
+end
+
+local function operate(code, shard, key, token, upto, extra, word)
+  local record = read_record(shard, key)
+  local held = record and record.owner ~= UNHELD and record.owner ~= HALTED
+  -- guard: fencing
+  held = held and record.owner == consumer and record.token == token
+  -- end: fencing
+  if not held then
+    return {0, 0}
+  end
+  if code == 'E' then
+    return {1, 0}
+  end
+  local left = remove_done(shard, key, record, tonumber(upto))
+  if left == 0 then
+    close_key(shard, key, true)
+    return {2, 0}
+  end
+  if code == 'F' then
+    return {fail(shard, key, record, tonumber(extra), word), left}
+  end
+  if code == 'G' then
+    release(shard, key, record, extra == 'F' and 'LPUSH' or 'RPUSH')
+    return {2, left}
+  end
+  if code == 'S' and record.started == 0 then
+    record.started, record.suspect = 1, 0
+    record.attempts = record.attempts + 1
+  end
+  write_record(shard, key, record)
+  local result = {1, left}
+  if code == 'D' and tonumber(word) > 0 then
+    fetch(result, shard, key, tonumber(extra), tonumber(word))
+  end
+  return result
+end
+
+local results, statuses = {}, {}
+local said = nil
+-- guard: turn_sequence
+local number, letters = string.match(redis.call('HGET', prefix .. 'turns', consumer) or '', '^(%d+) (%d+)$')
+said = number == turn and letters
+-- end: turn_sequence
+for at = 10, #ARGV, FIELDS do
+  local one
+  if said then
+    one = {tonumber(string.sub(said, #results + 1, #results + 1)) or 0, -1}
+  else
+    one = operate(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6])
+  end
+  if one[1] ~= 1 then
+    held_count = held_count - 1
+  end
+  results[#results + 1] = one
+  statuses[#results] = text(one[1])
+end
+if #results > 0 and not said then
+  redis.call('HSET', prefix .. 'turns', consumer, turn .. ' ' .. table.concat(statuses))
+end
+
+local hungry = redis.call('ZCARD', prefix .. 'waiting')
+local consumers = redis.call('ZCARD', prefix .. 'leases')
+local grants = {}
+local own = {[consumer] = true}
+
+if leaves then
+  held_keys(own, function(shard, key, record)
+    release(shard, key, record, 'LPUSH')
+  end)
+  redis.call('ZREM', prefix .. 'leases', consumer)
+  redis.call('HDEL', prefix .. 'turns', consumer)
+elseif want_keys > 0 then
+  -- No consumer takes more than its share of all keys.
+  local share = math.min(want_keys, math.ceil((state.owned + state.ready) / consumers) - held_count, state.ready)
+  while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
+    local shard, key = first_ready()
+    local token = next_token()
+    local record = grant(shard, key, consumer, token)
+    local left = redis.call('LLEN', messages_key(shard, key))
+    local one = {shard, key, token, record.attempts, record.suspect, left}
+    fetch(one, shard, key, 0, math.min(per_key, want_messages))
+    want_messages = want_messages - (#one - 6)
+    grants[#grants + 1] = one
+  end
+end
+
+offer() -- to other consumers: this one has taken its share
+
+local kept = {}
+if string.find(flags, 'R', 1, true) then
+  local granted = {}
+  for _, one in ipairs(grants) do
+    granted[one[3]] = true
+  end
+  held_keys(own, function(shard, key, record)
+    if not granted[record.token] then
+      local left = redis.call('LLEN', messages_key(shard, key))
+      kept[#kept + 1] = {shard, key, record.token, record.attempts, record.suspect, left, record.base}
+    end
+  end)
+end
+if not leaves and #grants < want_keys then
+  redis.call('ZADD', prefix .. 'waiting', load, consumer)
+end
+
+local soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+local first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+local due_ms = -1
+for _, at in ipairs({soonest or first_lease or '', first_lease or ''}) do
+  if at ~= '' then
+    local wait_ms = math.max(tonumber(at) - state.now, 0)
+    due_ms = due_ms < 0 and wait_ms or math.min(due_ms, wait_ms)
+  end
+end
+save_state()
+return {
+  joined, state.ready, hungry, consumers, state.owned, due_ms, conf.paused, results,
+  grants, kept, state.counter,
+}

@@ -1,0 +1,95 @@
+"""The rights on a store: queues work with them, nothing else does, and what was confirmed survives a kill -9."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+
+import hiredis
+import pytest
+from tests.support.connections import ask
+from tests.support.queue_store import client_of, store_server
+from tests.support.redis_server import RedisServer
+
+from shoal.cluster.acl import CLIENT, QUEUE_KEYS, ROLES, store_acl_file, store_rights
+from shoal.queues.message_format import KEY_PREFIX
+from shoal.queues.queue import NewMessage
+from shoal.queues.script_loader import load_scripts
+
+SHAS = [script.sha.decode() for script in load_scripts()]
+PASSWORDS = dict.fromkeys(ROLES, "secret")
+
+
+def users(text: str) -> list[str]:
+    """The lines of an ACL file, as a server's configuration has them."""
+    return [line.removeprefix("user ") for line in text.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[RedisServer]:
+    with store_server(users=users(store_acl_file(PASSWORDS, SHAS))) as server:
+        yield server
+
+
+def test_the_rights_name_every_command_that_the_scripts_call() -> None:
+    called = {word for script in load_scripts() for word in re.findall(rb"redis\.call\(\s*'(\w+)'", script.text)}
+    given = {rule[1:].upper() for rule in store_rights(CLIENT, SHAS).split() if rule.startswith("+")}
+    assert {word.decode() for word in called} | {"LPUSH", "RPUSH"} <= given
+    assert QUEUE_KEYS.encode() == KEY_PREFIX
+
+
+async def test_a_client_of_the_store_can_do_everything_that_queues_need(guarded: RedisServer) -> None:
+    async with client_of(guarded, user=CLIENT, password="secret") as client:
+        queue = await client.create("rights", attempts_max=1)
+        async with queue.take() as jobs:
+            await queue.put_many([NewMessage(b"%d" % n, key="k", id=f"{n}") for n in range(3)])
+            await (await anext(jobs)).done()
+            await (await anext(jobs)).fail("broken")
+            await queue.replay((await queue.dead())[0].entry)
+            await queue.put(b"later", delay=60.0)
+            assert await queue.keys()
+            assert await queue.peek()
+        assert await queue.purge() == 3
+        await queue.drop()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("EVAL", "return 1", "0"),
+        ("GET", "other"),
+        ("RPUSH", "other", "x"),
+        ("SUBSCRIBE", "__shoal:heartbeat"),
+        ("PUBLISH", "other", "x"),
+        ("CONFIG", "GET", "*"),
+        ("FLUSHALL",),
+        ("KEYS", "*"),
+        ("ACL", "LIST"),
+        ("BGREWRITEAOF",),
+    ],
+)
+def test_a_client_can_do_nothing_else(guarded: RedisServer, command: tuple[str, ...]) -> None:
+    with pytest.raises(hiredis.ReplyError, match="NOPERM"):
+        ask(guarded.host, guarded.port, CLIENT, "secret", *command)
+
+
+def test_a_client_can_load_a_script_and_not_run_it(guarded: RedisServer) -> None:
+    sha = ask(guarded.host, guarded.port, CLIENT, "secret", "SCRIPT", "LOAD", "return 1")
+    with pytest.raises(hiredis.ReplyError, match="NOPERM"):
+        ask(guarded.host, guarded.port, CLIENT, "secret", "EVALSHA", sha, "0")
+
+
+@pytest.mark.parametrize("replays", [True, False])
+async def test_confirmed_messages_survive_a_kill_only_with_the_rule_for_replay(replays: bool) -> None:
+    text = store_acl_file(PASSWORDS, SHAS)
+    if not replays:
+        text = text.replace("resetpass allkeys allchannels +@all", "resetpass resetkeys resetchannels -@all")
+    with store_server(users=users(text)) as server:
+        async with client_of(server, user=CLIENT, password="secret") as client:
+            queue = await client.create("kill")
+            assert (await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(5)])).accepted == 5
+        server.kill()
+        server.start()
+        reply = ask(server.host, server.port, CLIENT, "secret", "LLEN", f"{QUEUE_KEYS}kill:{zlib.crc32(b'k') % 16}:k:k")
+        assert reply == (5 if replays else 0)

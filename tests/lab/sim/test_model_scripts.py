@@ -1,0 +1,238 @@
+"""The model of Redis' collections and scripts, compared with a real server: the same operations must give the same
+replies, and leave the same keys behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+from hiredis import ReplyError
+from tests.lab.sim.real_redis import RealClient
+from tests.support.redis_server import RedisServer
+
+from shoal.lab.sim.models.redis_collections import Hash, SortedSet, Stream, score_text
+from shoal.lab.sim.models.redis_keys import Keys
+from shoal.lab.sim.models.redis_scripts import ScriptCache, run_script
+from shoal.queues.script_loader import load_scripts
+
+PREFIX = b"__shoal:q:orders:"
+CLOCK = b"test-clock"
+TIME_CALL = b"redis.call('TIME')"
+CLOCK_CALL = b"{redis.call('GET', '" + CLOCK + b"'), '0'}"
+"""The real server's time cannot be set, so both sides read it from a key."""
+
+
+@pytest.fixture(scope="module")
+def real() -> Iterator[RealClient]:
+    with RedisServer() as server:
+        client = RealClient(server.port)
+        yield client
+        client.quit()
+
+
+def show(reply: Any) -> Any:
+    """A reply that can be compared: Redis adds the script and the line to the text of some errors."""
+    if isinstance(reply, ReplyError):
+        return str(reply).split(" script:")[0]
+    return [show(part) for part in reply] if isinstance(reply, list) else reply
+
+
+def real_keys(real: RealClient) -> dict[bytes, Any]:
+    """All keys and their values."""
+    found: dict[bytes, Any] = {}
+    for key in real.call(b"KEYS", b"*"):
+        kind = real.call(b"TYPE", key)
+        read = {
+            b"string": (b"GET", key),
+            b"list": (b"LRANGE", key, b"0", b"-1"),
+            b"hash": (b"HGETALL", key),
+            b"zset": (b"ZRANGE", key, b"0", b"-1", b"WITHSCORES"),
+            b"set": (b"SMEMBERS", key),
+            b"stream": (b"XRANGE", key, b"-", b"+"),
+        }[kind.encode() if isinstance(kind, str) else kind]
+        value = real.call(*read)
+        if read[0] == b"HGETALL":
+            value = dict(zip(value[::2], value[1::2], strict=True))
+        found[key] = set(value) if read[0] == b"SMEMBERS" else value
+    return found
+
+
+def model_keys(keys: Keys) -> dict[bytes, Any]:
+    """The same of the model."""
+    found: dict[bytes, Any] = {}
+    for key, value in keys.values.items():
+        if isinstance(value, Hash):
+            found[key] = value.fields
+        elif isinstance(value, SortedSet):
+            found[key] = [part for score, member in value.ordered for part in (member, score_text(score))]
+        elif isinstance(value, Stream):
+            found[key] = [[b"%d-%d" % number, list(fields)] for number, fields in value.entries]
+        else:
+            found[key] = set(value) if isinstance(value, dict) else value
+    return found
+
+
+def random_command(rng: Random) -> tuple[bytes, ...]:
+    """A command on one of a few keys, which may hold another type."""
+
+    def key() -> bytes:
+        return rng.choice((b"a", b"b", b"c"))
+
+    def word() -> bytes:
+        return rng.choice((b"x", b"y", b"z", b"\0\xff", b""))
+
+    def number() -> bytes:
+        return b"%d" % rng.randint(-3, 4)
+
+    def score() -> bytes:
+        return rng.choice((b"1", b"2", b"2.5", b"10", b"1700000000000"))
+
+    return rng.choice(
+        (
+            lambda: (b"LPUSH", key(), word()),
+            lambda: (b"RPUSH", key(), word(), word()),
+            lambda: (b"LPOP", key()),
+            lambda: (b"LPOP", key(), number()),
+            lambda: (b"LLEN", key()),
+            lambda: (b"LRANGE", key(), number(), number()),
+            lambda: (b"LINDEX", key(), number()),
+            lambda: (b"LREM", key(), b"0", word()),
+            lambda: (b"HSET", key(), word(), word()),
+            lambda: (b"HGET", key(), word()),
+            lambda: (b"HDEL", key(), word()),
+            lambda: (b"HGETALL", key()),
+            lambda: (b"HKEYS", key()),
+            lambda: (b"ZADD", key(), score(), word()),
+            lambda: (b"ZREM", key(), word()),
+            lambda: (b"ZSCORE", key(), word()),
+            lambda: (b"ZCARD", key()),
+            lambda: (b"ZRANGE", key(), number(), number()),
+            lambda: (b"ZRANGE", key(), number(), number(), b"WITHSCORES"),
+            lambda: (b"ZRANGEBYSCORE", key(), b"-inf", score(), b"LIMIT", b"0", b"2"),
+            lambda: (b"SADD", key(), word()),
+            lambda: (b"SREM", key(), word()),
+            lambda: (b"SISMEMBER", key(), word()),
+            lambda: (b"SCARD", key()),
+            lambda: (b"XADD", key(), b"%d-0" % rng.randint(1, 40), b"f", word()),
+            lambda: (b"XLEN", key()),
+            lambda: (b"XRANGE", key(), b"-", b"+"),
+            lambda: (b"XRANGE", key(), b"(%d-0" % rng.randint(1, 40), b"+", b"COUNT", b"2"),
+            lambda: (b"XDEL", key(), b"%d-0" % rng.randint(1, 40)),
+            lambda: (b"UNLINK", key(), key()),
+            lambda: (b"EXISTS", key()),
+            lambda: (b"SET", key(), word()),
+            lambda: (b"GET", key()),
+        )
+    )()
+
+
+def test_commands_reply_as_a_real_server_does(real: RealClient) -> None:
+    rng = Random(1)
+    real.call(b"FLUSHALL")
+    model = Keys()
+    for number in range(4000):
+        command = random_command(rng)
+        expected, got = show(real.call(*command)), show(model.execute(command, 0.0))
+        if isinstance(expected, str) and not isinstance(got, str):
+            expected = expected.encode()  # a status reply
+        assert got == expected, (number, command)
+        if number % 50 == 0:
+            assert model_keys(model) == real_keys(real)
+            for command in ((b"UNLINK", b"a"), (b"UNLINK", b"b")):
+                assert model.execute(command, 0.0) == real.call(*command)
+
+
+def test_an_unknown_script_is_refused_and_a_loaded_one_runs() -> None:
+    cache = ScriptCache()
+
+    def nobody(channel: bytes, payload: bytes) -> int:
+        return 0
+
+    assert "NOSCRIPT" in str(cache.run(b"0" * 40, (), (), Keys(), nobody, 0.0))
+    name = cache.load(b"return {KEYS[1], ARGV[1], 3.9, false, 'unseen'}")
+    assert cache.run(name.upper(), (b"k",), (b"a",), Keys(), nobody, 0.0) == [b"k", b"a", 3, None, b"unseen"]
+
+
+class Pair:
+    """The scripts of queues on a real server and in the model."""
+
+    def __init__(self, real: RealClient) -> None:
+        self.real, self.model, self.now = real, Keys(), 1_700_000_000
+        real.call(b"FLUSHALL")
+        scripts = load_scripts()
+        self.texts = {one.name: one.text.replace(TIME_CALL, CLOCK_CALL) for one in scripts}
+        assert all(CLOCK_CALL in text for text in self.texts.values())
+        self.shas = {name: real.call(b"SCRIPT", b"LOAD", text) for name, text in self.texts.items()}
+        self.pushed: list[tuple[bytes, bytes]] = []
+
+    def run(self, name: str, *arguments: bytes) -> Any:
+        """The reply of both, which must be the same."""
+        clock = b"%d" % self.now
+        self.real.call(b"SET", CLOCK, clock)
+        self.model.execute((b"SET", CLOCK, clock), 0.0)
+        expected = show(self.real.call(b"EVALSHA", self.shas[name], b"1", PREFIX, *arguments))
+        got = show(run_script(self.texts[name], (PREFIX,), arguments, self.model, lambda *_: 0, float(self.now)))
+        assert got == expected, (name, arguments)
+        return got
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient, seed: int) -> None:
+    rng = Random(seed)
+    pair = Pair(real)
+    halt = b"%d" % (seed % 2)
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", halt, b"0")
+    batches = dict.fromkeys((b"p1", b"p2"), 0)
+    held: dict[bytes, list[list[Any]]] = {b"c1": [], b"c2": [], b"c3": []}
+    seen: set[str] = set()
+    turns = 0
+    for _ in range(400):
+        pair.now += rng.choice((0, 0, 1, 1, 2, 7))
+        choice = rng.random()
+        if choice < 0.4:
+            producer = rng.choice((b"p1", b"p2"))
+            batches[producer] += rng.random() < 0.8  # otherwise the same batch again
+            words = [b"1", producer, b"%d" % batches[producer]]
+            for _ in range(rng.randint(1, 6)):
+                key = b"k%d" % rng.randint(0, 14)
+                words += [b"%d" % (key[-1] % 3), key, rng.choice((b"", b"", b"i%d" % rng.randint(0, 9)))]
+                words += [rng.choice((b"0", b"0", b"3000")), b"m" * rng.randint(1, 30)]
+            seen.update(pair.run("put", *words)[0].decode())
+        elif choice < 0.9:
+            consumer = rng.choice((b"c1", b"c1", b"c2", b"c3"))
+            flags = rng.choice((b"", b"", b"", b"R", b"L"))
+            turns += rng.random() < 0.9  # otherwise the same turn again
+            words = [b"1", consumer, b"%d" % turns, b"1.5", b"1", b"%d" % rng.randint(0, 6), b"20", b"3", flags]
+            for shard, key, token, *_ in rng.sample(held[consumer], min(2, len(held[consumer]))):
+                code = rng.choice("DDDSFGE")
+                upto = rng.choice((b"0", b"1", b"2"))
+                extra = {"D": (b"0", b"2"), "F": (rng.choice((b"2000", b"-1")), b"why"), "G": (b"F", b"")}
+                words += [code.encode(), shard, key, token, upto, *extra.get(code, (b"", b""))]
+                seen.add(code)
+            reply = pair.run("turn", *words)
+            held[consumer] += reply[8]
+            if flags == b"L":
+                held[consumer] = []
+        else:
+            operation = rng.choice(("stats", "keys", "dead", "replay", "pause", "purge", "release", "halted", "peek"))
+            more = {
+                "keys": (b"%d" % rng.randint(0, 2), b"5"),
+                "dead": (b"", b"9"),
+                "replay": (b"%d-0" % rng.randint(1, 900),),
+                "pause": (rng.choice((b"0", b"0", b"1")),),
+                "purge": (b"%d" % rng.randint(1, 6),),
+                "release": (b"%d" % rng.randint(0, 2), b"k%d" % rng.randint(0, 14)),
+                "peek": (b"1", b"k1", b"0", b"3"),
+            }
+            if operation == "replay" and (letters := pair.run("admin", b"dead", b"", b"9")):
+                more["replay"] = (letters[0][0],)
+            reply = pair.run("admin", operation.encode(), *more.get(operation, ()))
+            if operation == "release" and reply:
+                seen.add("released")
+    assert model_keys(pair.model) == real_keys(real)
+    while pair.run("admin", b"drop", b"5")[1]:
+        pass
+    assert {*model_keys(pair.model)} == {*real_keys(real)} == {CLOCK}
+    assert {*"ADFB", *"DSFGE"} <= seen

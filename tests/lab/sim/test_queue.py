@@ -1,0 +1,103 @@
+"""The scenario `queue`: it holds, repeats itself, and its checkers notice a broken rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.lab.sim.scenarios.queue import CORNERS, run_seed
+from shoal.lab.sim.scenarios.queue_history import ACCEPTED, QueueCheck, QueueHistory
+from shoal.rules import without
+
+
+def test_regressions_hold() -> None:
+    """A push before the reply of an earlier turn (15), a lost SUBSCRIBE (9), jumps of the store's clock (19)."""
+    for seed in (9, 15, 19):
+        outcome = run_seed(seed)
+        assert outcome.verdict.violations == [], seed
+        assert outcome.verdict.deliveries > 0
+        assert {*outcome.exercised} & {*CORNERS.values()}
+
+
+def test_the_same_seed_gives_the_same_digest() -> None:
+    assert run_seed(0).digest == run_seed(0).digest
+
+
+@pytest.mark.parametrize(("rule", "seed", "found"), [("done_once", 0, "lost"), ("message_ids", 0, "accepted twice")])
+def test_a_broken_rule_is_noticed(rule: str, seed: int, found: str) -> None:
+    violations = run_seed(seed, without(rule)).verdict.violations
+    assert any(text.startswith(f"{found}:") for text in violations)
+
+
+class Story:
+    """A history by hand: one key, numbered messages."""
+
+    def __init__(self) -> None:
+        self.history = QueueHistory()
+        self.now = 0.0
+
+    def put(self, outcome: str = ACCEPTED, id: str = "") -> int:
+        self.now += 1
+        put = self.history.put("p", "k", id, False, self.now)
+        put.outcome, put.answered_at = outcome, self.now
+        return put.number
+
+    def start(self, number: int, consumer: str = "c", end: str = "done", confirmed: bool = True) -> None:
+        self.now += 1
+        start = self.history.start(number, "k", consumer, self.now, lambda: True)
+        if end:
+            start.ended_at, start.end = self.now + 0.1, end
+            start.confirmed_at = self.now + 0.2 if confirmed else None
+
+    def kinds(self, stored: tuple[int, ...] = (), dead: tuple[int, ...] = ()) -> set[str]:
+        check = QueueCheck(self.history, attempts_max=2, dedupe_s=100.0)
+        verdict = check.judge([*stored], dict.fromkeys(dead, 2))
+        return {text.split(":")[0] for text in verdict.violations}
+
+
+def test_each_violation_is_found_in_a_history_that_has_it_and_none_in_a_good_one() -> None:
+    good = Story()
+    for number in (good.put(), good.put(id="i"), good.put("refused")):
+        if number < 3:
+            good.start(number)
+    assert good.kinds() == set()
+
+    story = Story()
+    story.put()
+    assert story.kinds() == {"lost"}
+    assert story.kinds(stored=(1,)) == {"starved"}
+    assert story.kinds(stored=(1, 1)) == {"starved", "stored twice"}
+    assert story.kinds(dead=(1,)) == {"early dead letter"}
+
+    story = Story()
+    first, second = story.put(), story.put()
+    story.start(second)
+    story.start(first)
+    assert story.kinds() == {"reordered"}
+
+    story = Story()
+    number = story.put()
+    story.start(number)
+    story.start(number)
+    assert story.kinds() == {"redone"}
+
+    story = Story()
+    number = story.put()
+    story.start(number, "a", end="")
+    story.start(number, "b")
+    story.history.starts[0].ended_at, story.history.starts[0].end = story.now, "done"
+    story.history.starts[0].confirmed_at = story.now + 5
+    assert story.kinds() == {"overlapped", "stale done"}
+
+    story = Story()
+    story.start(story.put(id="i"))
+    story.start(story.put(id="i"))
+    assert story.kinds() == {"accepted twice"}
+
+    story = Story()
+    story.start(story.put(), confirmed=False)
+    story.history.starts[0].lost = True
+    assert story.kinds() == {"false alarm"}
+
+    story = Story()
+    story.start(7)
+    assert "invented" in story.kinds()

@@ -1,0 +1,261 @@
+"""Everything that a queue refuses has an error of its own, and nothing is lost by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from tests.support.queue_store import client_of, store_server, until
+from tests.support.redis_server import RedisServer
+
+from shoal.errors import (
+    AuthenticationError,
+    ConfigError,
+    DeadLettersFullError,
+    JobLostError,
+    PayloadTooLargeError,
+    PublishError,
+    QueueError,
+    QueueFullError,
+    QueueNameError,
+    QueueNotFoundError,
+    QueueUnavailableError,
+    StoreFullError,
+    TooManyIdsError,
+    TooManyKeysError,
+)
+from shoal.queues.queue import NewMessage
+from shoal.queues.settings import ConsumerSettings, QueueSettings
+
+
+async def test_an_unknown_queue_is_named_and_the_way_to_make_it(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = client.queue("nowhere")
+        with pytest.raises(QueueNotFoundError, match="shoal queue create"):
+            await queue.put(b"x")
+        with pytest.raises(QueueNotFoundError):
+            await queue.stats()
+        with pytest.raises(QueueNotFoundError):
+            async for _ in queue.take():
+                pass
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:b", "ä", "x" * 129])
+async def test_invalid_queue_names_are_refused(store: RedisServer, name: str) -> None:
+    async with client_of(store) as client:
+        with pytest.raises(QueueNameError, match="letters, digits"):
+            client.queue(name)
+
+
+async def test_invalid_messages_are_refused_before_anything_is_sent(store: RedisServer) -> None:
+    async with client_of(store, payload_bytes_max=1000) as client:
+        queue = await client.create("invalid-messages")
+        wrong: list[tuple[type[Exception], dict[str, Any]]] = [
+            (PayloadTooLargeError, {"payload": b"x" * 1001}),
+            (QueueNameError, {"payload": b"x", "key": ""}),
+            (QueueNameError, {"payload": b"x", "key": b"k" * 513}),
+            (QueueNameError, {"payload": b"x", "key": 7}),
+            (QueueNameError, {"payload": b"x", "id": "i" * 257}),
+            (PublishError, {"payload": b"x", "attributes": {"a": float("nan")}}),
+            (TypeError, {"payload": 7}),
+            (TypeError, {"payload": b"x", "delay": 1.0, "at": 1.0}),
+            (ValueError, {"payload": b"x", "delay": -1.0}),
+            (ValueError, {"payload": b"x", "delay": float("nan")}),
+            (ValueError, {"payload": b"x", "full": "perhaps"}),
+        ]
+        for error, arguments in wrong:
+            with pytest.raises(error):
+                await queue.put(**arguments)
+        assert (await queue.stats()).messages == 0
+
+
+async def test_a_key_too_many_is_refused_and_known_keys_are_not(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("many-keys", keys_max=2)
+        outcome = await queue.put_many([NewMessage(b"x", key=key) for key in ("a", "b", "c", "a", "c")])
+        assert outcome.accepted == 3
+        assert [(position, type(error)) for position, error in outcome.refused] == [
+            (2, TooManyKeysError),
+            (4, TooManyKeysError),
+        ]
+
+
+async def test_an_id_too_many_is_refused(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("many-ids", dedupe_ids_max=1)
+        await queue.put(b"x", key="a", id="1")
+        with pytest.raises(TooManyIdsError, match="dedupe_ids_max"):
+            await queue.put(b"x", key="a", id="2")
+        await queue.put(b"without an id", key="a")
+
+
+async def test_a_producer_that_waits_for_room_gets_it_in_order(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("wait-for-room", messages_max=2)
+        await queue.put_many([b"0", b"1"])
+        waiting = [asyncio.create_task(queue.put(b"%d" % n, key="k", full="wait")) for n in range(2, 6)]
+        got = []
+        async with queue.take(max_in_flight=1) as jobs:
+            async for job in jobs:
+                got.append(job.payload)
+                await job.done()
+                if len(got) == 6:
+                    break
+        await asyncio.gather(*waiting)
+        assert got[2:] == [b"2", b"3", b"4", b"5"]
+
+
+async def test_a_producer_that_waits_in_vain_is_told(store: RedisServer) -> None:
+    async with client_of(store, queue_put_timeout_s=0.1) as client:
+        queue = await client.create("wait-in-vain", messages_max=1)
+        await queue.put(b"0")
+        with pytest.raises(QueueFullError):
+            await queue.put(b"1", full="wait")
+
+
+async def test_full_dead_letters_halt_the_key_and_lose_nothing(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("full-dead", dead_max=1)
+        await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(3)])
+        async with queue.take(max_in_flight=1) as jobs:
+            await (await anext(jobs)).fail("broken", dead=True)
+            with pytest.raises(DeadLettersFullError, match="halted"):
+                await (await anext(jobs)).fail("broken too", dead=True)
+            stats = await queue.stats()
+            assert (stats.messages, stats.halted, stats.dead) == (2, 1, 1)
+            assert [status.state for status in await queue.keys()] == ["halted"]
+            (letter,) = await queue.dead()
+            assert (letter.reason, letter.message.payload, letter.attempts) == ("broken", b"0", 1)
+            assert await queue.forget(letter.entry) == 1
+            assert await queue.release("k")
+            assert [(await anext(jobs)).payload] == [b"1"]
+
+
+async def test_a_halted_key_continues_with_the_replayed_dead_letter(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("halt", on_dead="halt", attempts_max=1)
+        await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(2)])
+        async with queue.take() as jobs:
+            await (await anext(jobs)).fail("broken")
+            assert (await queue.stats()).halted == 1
+            (letter,) = await queue.dead()
+            assert await queue.replay(letter.entry)
+            assert not await queue.replay(letter.entry)
+            for expected in (b"0", b"1"):
+                job = await anext(jobs)
+                assert job.payload == expected
+                await job.done()
+
+
+async def test_a_job_ends_once_and_a_purged_one_is_lost(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("purge")
+        await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(3)] + [NewMessage(b"later", delay=60.0)])
+        async with queue.take(max_in_flight=1) as jobs:
+            job = await anext(jobs)
+            await job.extend()
+            await job.done()
+            with pytest.raises(JobLostError, match="already ended"):
+                await job.done()
+            job = await anext(jobs)
+            assert await queue.purge() == 3
+            with pytest.raises(JobLostError, match="any more"):
+                await job.done()
+            assert job.lost
+        stats = await queue.stats()
+        assert (stats.messages, stats.bytes, stats.keys, stats.held, stats.delayed) == (0, 0, 0, 0, 0)
+        await queue.drop()
+        with pytest.raises(QueueNotFoundError):
+            await queue.stats()
+
+
+async def test_a_paused_queue_gives_nothing_out_and_accepts_messages(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("paused")
+        await queue.pause()
+        await queue.put(b"x")
+        async with queue.take() as jobs:
+            waiting = asyncio.create_task(anext(jobs))
+            await until(lambda: jobs.core.paused)
+            assert not waiting.done()
+            await queue.resume()
+            await (await waiting).done()
+
+
+async def test_a_store_without_memory_refuses_messages_and_lets_consumers_empty_it() -> None:
+    with store_server() as server:
+        async with client_of(server) as client, client_of(server) as admin:
+            queue = await client.create("oom")
+            await queue.put_many([NewMessage(b"x" * 1000, key="k") for _ in range(20)])
+            _, link, _ = await admin.queue("oom")._open()
+            connection = await link._connected()
+            await connection.ask(("CONFIG", "SET", "maxmemory", "1mb"))
+            with pytest.raises(StoreFullError, match="no memory"):
+                await queue.put(b"x", key="k")
+            async with queue.take() as jobs:
+                for _ in range(20):
+                    await (await anext(jobs)).done()
+            assert (await queue.stats()).messages == 0
+
+
+async def test_a_store_that_is_away_is_reported_and_the_message_may_have_been_stored() -> None:
+    with store_server() as server:
+        async with client_of(server, queue_put_timeout_s=0.3, connect_timeout_s=0.3) as client:
+            queue = await client.create("away")
+            server.kill()
+            with pytest.raises(QueueUnavailableError, match="same id"):
+                await queue.put(b"x")
+            with pytest.raises(QueueUnavailableError):
+                await queue.stats()
+
+
+async def test_a_wrong_password_is_reported(store: RedisServer) -> None:
+    async with client_of(store, user="nobody", password="wrong") as client:
+        with pytest.raises((AuthenticationError, QueueError), match=r"password|refuse"):
+            await client.queue("secret").put(b"x")
+
+
+def test_impossible_settings_are_refused() -> None:
+    for wrong in ({"shards": 0}, {"shards": 257}, {"messages_max": 0}, {"lease_s": 1.0}, {"dedupe_s": 0.1}):
+        with pytest.raises(ConfigError):
+            QueueSettings(**wrong).validate()
+    for other in ({"max_in_flight": 0}, {"slow_after_s": -1.0}):
+        with pytest.raises(ConfigError):
+            ConsumerSettings(**other).validate()
+
+
+async def test_settings_can_be_changed_but_not_the_shards(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("configure", messages_max=1)
+        await queue.configure(QueueSettings(messages_max=2))
+        assert (await queue.put_many([b"1", b"2"])).accepted == 2
+        with pytest.raises(QueueError, match="16 shards"):
+            await queue.configure(QueueSettings(shards=4))
+
+
+async def test_follow_ups_are_stored_once_even_if_the_job_runs_again(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        first, second = await client.create("steps-1"), await client.create("steps-2")
+        await first.put(b"go", key="k")
+        async with first.take() as jobs:
+            job = await anext(jobs)
+            job.put(b"next", queue="steps-2")
+            await first._put_follow_ups(job.follow_ups)  # as if the consumer had died before `done`
+            await job.done()
+        assert (await second.stats()).messages == 1
+        assert (await first.stats()).messages == 0
+
+
+async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("delayed")
+        await queue.put(b"later", key="k", delay=0.3)
+        await queue.put(b"now", key="k")
+        stats = await queue.stats()
+        assert (stats.messages, stats.delayed) == (2, 1)
+        async with queue.take() as jobs:
+            for expected in (b"now", b"later"):
+                job = await anext(jobs)
+                assert job.payload == expected
+                await job.done()

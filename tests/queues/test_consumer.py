@@ -1,0 +1,225 @@
+"""The consumer's core and the sharing of keys, without a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from shoal.errors import JobLostError
+from shoal.limits import DEFAULT_LIMITS
+from shoal.queues.assignment import BACK, FRONT, DelayMeter, Situation, keys_to_give, load_of
+from shoal.queues.consumer import ConsumerCore, JobCore
+from shoal.queues.settings import ConsumerSettings
+
+
+class Driver:
+    """A consumer, and a store's part of the conversation."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.core = ConsumerCore("orders", b"c", 1, 10.0, ConsumerSettings(**settings), DEFAULT_LIMITS)
+        self.now = 100.0
+        self.counter = 10
+
+    def turn(self) -> list[bytes]:
+        words = self.core.turn(self.now)
+        assert words is not None
+        return words
+
+    def operations(self, words: list[bytes]) -> list[tuple[bytes, ...]]:
+        return [tuple(words[at : at + 7]) for at in range(9, len(words), 7)]
+
+    def reply(
+        self, results: tuple[Any, ...] = (), grants: tuple[Any, ...] = (), kept: tuple[Any, ...] = (), **counts: int
+    ) -> None:
+        now = {"joined": 0, "ready": 0, "hungry": 0, "consumers": 1, "owned": 0, "due_ms": -1, "paused": 0, **counts}
+        self.core.reply([*now.values(), [*results], [*grants], [*kept], self.counter], self.now)
+
+    def job(self) -> JobCore:
+        found = self.core.next_job(self.now)
+        assert found is not None
+        return found
+
+
+def grant(key: bytes, number: int, *bodies: bytes, left: int | None = None, suspect: int = 0) -> list[Any]:
+    return [b"0", key, b"1.%d" % number, 0, suspect, len(bodies) if left is None else left, *bodies]
+
+
+def test_messages_of_a_key_come_one_after_the_other_and_keys_take_turns() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"), grant(b"b", 2, b"b1")))
+    first, second = driver.job(), driver.job()
+    assert [first.body, second.body] == [b"a1", b"b1"]
+    assert driver.core.next_job(driver.now) is None
+    driver.core.done(first, driver.now)
+    assert driver.job().body == b"a2"
+
+
+def test_done_is_counted_from_the_token_and_confirmed_by_the_reply() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"),))
+    job = driver.job()
+    driver.core.done(job, driver.now)
+    words = driver.turn()
+    assert driver.operations(words)[0][:5] == (b"D", b"0", b"a", b"1.1", b"1")
+    assert driver.core.settled == []
+    driver.reply(results=([1, 1],))
+    assert driver.core.settled == [job]
+    assert job.error is None
+
+
+def test_a_turn_with_a_lost_reply_is_sent_again_unchanged_and_asks_what_is_held() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"),))
+    job = driver.job()
+    driver.core.done(job, driver.now)
+    first = driver.turn()
+    second = driver.job()
+    driver.core.done(second, driver.now)
+    driver.core.turn_lost(driver.now)
+    again = driver.turn()
+    assert again[2] == first[2]
+    assert driver.operations(again) == driver.operations(first)
+    assert again[8] == b"R"
+    driver.reply(results=([1, -1],), kept=([b"0", b"a", b"1.1", 0, 0, 1, 1],))
+    assert job.settled
+    assert not second.settled
+    assert driver.operations(driver.turn())[0][4] == b"2"
+
+
+def test_a_key_that_the_store_does_not_list_is_lost_unless_it_was_pushed_later() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1"),))
+    job = driver.job()
+    driver.core.disconnected(driver.now)
+    assert driver.turn()[8] == b"R"
+    driver.core.pushed([b"0", b"b", b"1.11", b"0", b"0", b"1", b"0", b"b1"], driver.now)
+    driver.reply(results=([1, -1],))
+    assert isinstance(job.error, JobLostError)
+    assert driver.job().body == b"b1", "its token is newer than the reply"
+
+
+def test_a_refused_operation_loses_the_job_and_what_was_fetched() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"),))
+    job = driver.job()
+    driver.core.done(job, driver.now)
+    driver.turn()
+    driver.reply(results=([0, 0],))
+    assert isinstance(job.error, JobLostError)
+    assert driver.core.held == 0
+
+
+def test_nothing_starts_when_the_lease_may_be_over() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1"),))
+    driver.now += 7.5
+    assert driver.core.lease_runs(driver.now)
+    driver.now += 0.2
+    assert driver.core.next_job(driver.now) is None, "two jumps of the store's clock may have ended it"
+    driver.turn()
+    driver.reply(results=())
+    assert driver.job().body == b"a1"
+
+
+def test_a_suspect_message_is_reported_before_it_starts() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", suspect=1),))
+    assert driver.core.next_job(driver.now) is None
+    assert driver.operations(driver.turn())[0][0] == b"S"
+    driver.reply(results=([1, 1],))
+    assert driver.job().body == b"a1"
+
+
+def test_a_failed_message_releases_its_key() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"),))
+    job = driver.job()
+    driver.core.fail(job, 2.5, "why", driver.now)
+    assert driver.core.next_job(driver.now) is None
+    assert driver.operations(driver.turn()) == [(b"F", b"0", b"a", b"1.1", b"0", b"2500", b"why")]
+    driver.reply(results=([2, 2],))
+    assert job.settled
+    assert driver.core.held == 0
+
+
+def test_a_key_above_the_share_goes_back_between_two_messages() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"), grant(b"b", 2, b"b1")), owned=2)
+    job = driver.job()
+    driver.now += 2.0
+    driver.turn()
+    driver.reply(results=([1, 2],), hungry=1, consumers=2, owned=2)
+    operations = driver.operations(driver.turn())
+    assert [one[0] for one in operations] == [b"G"]
+    assert operations[0][2] == b"b", "the key with a running message stays"
+    assert job.key.running is job
+
+
+def test_the_number_of_fetched_messages_is_bounded() -> None:
+    driver = Driver(max_in_flight=3)
+    assert driver.turn()[5] == b"3"
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2", b"a3", left=50),))
+    driver.now += 2.0
+    assert driver.turn()[5] == b"0"
+
+
+@dataclass
+class Key:
+    left: int = 5
+    served: int = 0
+    is_running: bool = False
+
+
+def given(keys: list[Key], now: Situation, slow: bool = False, **settings: Any) -> list[tuple[int, bytes]]:
+    chosen = keys_to_give(keys, now, ConsumerSettings(**settings), slow=slow)
+    return [(next(at for at, key in enumerate(keys) if key is one), side) for one, side in chosen]
+
+
+def test_shares() -> None:
+    assert Situation(ready=3, consumers=2, owned=4).share == 4
+    assert Situation().share == 0
+    keys = [Key() for _ in range(4)]
+    assert given(keys, Situation(hungry=0, consumers=2, owned=4)) == []
+    assert len(given(keys, Situation(hungry=1, consumers=2, owned=4))) == 2
+    assert given(keys, Situation(hungry=1, consumers=2, owned=4, ready=2)) == [], "others can take what is ready"
+    running = [Key(is_running=True), Key(is_running=True)]
+    assert given(running, Situation(hungry=1, consumers=2, owned=2)) == []
+
+
+def test_a_served_key_goes_to_the_back_only_if_others_wait() -> None:
+    keys = [Key(served=100), Key()]
+    assert given(keys, Situation(ready=1, owned=2)) == [(0, BACK)]
+    assert given(keys, Situation(ready=0, owned=2)) == []
+
+
+def test_a_slow_consumer_gives_everything_to_consumers_that_wait() -> None:
+    keys = [Key(), Key(is_running=True)]
+    assert given(keys, Situation(hungry=1, consumers=2, owned=2), slow=True) == [(0, FRONT), (1, FRONT)]
+    assert given(keys, Situation(hungry=0, consumers=2, owned=2), slow=True) == []
+
+
+def test_the_owner_of_a_hot_key_gives_its_others() -> None:
+    keys = [Key(), Key(left=5000), Key()]
+    assert sorted(given(keys, Situation(hungry=1, consumers=2, owned=3))) == [(0, FRONT), (2, FRONT)]
+
+
+def test_delays_count_within_a_window_and_load_weighs_keys() -> None:
+    settings = ConsumerSettings(slow_after_s=1.0, slow_delays=3, slow_window_s=10.0)
+    meter = DelayMeter(settings)
+    for now in (0.0, 5.0, 20.0):
+        meter.note(2.0, now)
+    assert not meter.is_slow(20.0)
+    meter.note(2.0, 12.0)
+    meter.note(0.5, 21.0)
+    assert meter.delays == 4
+    assert meter.is_slow(14.0)
+    assert load_of(2.0, 3, 1, settings) == 2.0 * (3 + settings.partition_weight)
