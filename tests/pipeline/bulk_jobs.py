@@ -1,4 +1,4 @@
-"""Small jobs of bulk matching, profiles and what-if, on Spark or in process, and their results."""
+"""Small jobs of bulk matching, profiles, what-if and report, on Spark or in process, and their results."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tests.support.archives import make_archive, message
 
 from shoal.filters.language import parse
 from shoal.flow.workloads import traffic_of
 from shoal.load.window import LoadWindow
-from shoal.pipeline import bulk_match_job, generated_windows, profiles_job, what_if_job
+from shoal.pipeline import bulk_match_job, generated_windows, profiles_job, report_job, what_if_job
 from shoal.pipeline.filter_sets import keep
 from shoal.pipeline.forecast import loads_of
+from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.what_if import ReplayPool, WhatIfCase
 
 if TYPE_CHECKING:
@@ -45,7 +47,19 @@ def run_bulk_jobs(directory: Path, spark: SparkSession | None) -> dict[str, Any]
         "pairs": profiles.pairs,
         "shares": pq.read_table(directory / "profiles" / profiles_job.PROFILE_FILE)["share"].to_pylist(),
         "costs": finding.runs["cost"].to_pylist(),
+        "report": report(directory, spark),
     }
+
+
+def report(directory: Path, spark: SparkSession | None) -> list[Any]:
+    """The tables of a report, with figures that sums in another order do not change."""
+    orders = [message(f"orders.{n % 2}", n % 3, n, n * 90_000_000, recorded_at=n * 90_001_000) for n in range(1, 90)]
+    archive = make_archive(directory / "recorded", orders)
+    with WindowKeeper(directory / "load", day_s=generated_windows.DAY_S) as keeper:
+        keeper.take(0, generated_windows.make_windows(4, 3, starts=range(3590, 3610, 2)))
+    made = report_job.run(str(archive), str(directory / "load"), spark=spark)
+    rows = [row for table in made.tables.values() for row in table.sort_by(table.column_names[0]).to_pylist()]
+    return [[f"{value:.9g}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
 
 
 def days() -> what_if_job.Days:

@@ -28,6 +28,7 @@ from shoal.load.ordered_fold import fold_in_order
 from shoal.load.record import TelemetryRecord, encode
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
+from shoal.metrics import REGISTRY
 from shoal.pipeline import load_job
 from shoal.pipeline.load_job import LoadFacts, LoadJob, run_once
 from shoal.pipeline.source.offset_planner import OffsetPlanner
@@ -207,6 +208,7 @@ def test_a_job_goes_on_where_it_stopped_with_the_same_windows_as_without_a_stop(
     tmp_path: Path,
 ) -> None:
     one, two = streams
+    read = rows_read()
     for half in (range(BASE_S, BASE_S + 10), range(BASE_S + 10, BASE_S + 20)):
         one.add((entry("s1", second) for second in half), late_ms=50)
         two.add((entry("s2", second) for second in half), late_ms=90)
@@ -214,8 +216,13 @@ def test_a_job_goes_on_where_it_stopped_with_the_same_windows_as_without_a_stop(
             first, _ = on_spark(spark, tmp_path, *servers)
     second, _ = on_spark(spark, tmp_path, *servers)
     whole, _ = in_process(*servers)
+    assert rows_read() - read == 40, "the metrics follow the query"
     assert not first.keys() & second.keys()
     assert first | second == {window.start_s: window.to_bytes() for window in whole}
+
+
+def rows_read() -> float:
+    return REGISTRY.get_sample_value("shoal_pipeline_rows_total", {"job": "load"}) or 0.0
 
 
 def test_missing_memories_are_said_and_nothing_is_lost(
@@ -260,7 +267,7 @@ def test_the_command_folds_what_a_cluster_has_reported(
 
 def seconds_reported(root: str) -> int:
     """How many seconds both servers of a cluster have reported."""
-    asked = read_options({"stateDir": root})
+    asked = read_options({"stateDir": root, "rows": "records"})
     planning = OffsetPlanner(asked)
     hosts = Counter(host for host, _ in seconds_of(planning, asked, {}, planning.next({})))
     return min(hosts["s1"], hosts["s2"])

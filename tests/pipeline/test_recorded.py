@@ -34,11 +34,11 @@ def test_a_filter_is_taken_before_rows_leave_the_worker() -> None:
         body = encode_attributes({"volume": number}, DEFAULT_LIMITS)
         blob = HEADER.pack(MAGIC, ATTRIBUTES, 1, stream_id(BOB, 1), number, 1000) + body + b"x"
         entries.append((b"%d-0" % number, message_fields(number, blob)))
-    batch = kind.rows("s1", "orders.eu", entries, 0)
+    (batch,) = kind.rows("s1", "orders.eu", entries, 0)
     assert batch.schema.equals(SCHEMA, check_metadata=False)
     assert batch["sequence"].to_pylist() == [6, 7, 8, 9, 10]
     assert set(batch["channel"].to_pylist()) == {"orders.eu"}
-    assert kind.rows("s1", "orders.eu", entries[:2], 0).num_rows == 0
+    assert [rows.num_rows for rows in kind.rows("s1", "orders.eu", entries[:2], 0)] == [0]
 
 
 def test_an_empty_channel_is_refused() -> None:

@@ -42,6 +42,13 @@ def test_java_of_java_home_is_found_and_its_version_read(tmp_path: Path) -> None
     assert (java.version, java.path) == (21, str(tmp_path / "bin" / "java"))
 
 
+def test_options_that_java_echoes_are_not_its_version(tmp_path: Path) -> None:
+    """The class cache is named after the version: with other options it is still the same one."""
+    echo = "Picked up JAVA_TOOL_OPTIONS: -Xmx1g"
+    java = find_java(java_that_says(tmp_path, f'{echo}\nopenjdk version "21.0.2" 2024-01-16'))
+    assert java.text == 'openjdk version "21.0.2" 2024-01-16'
+
+
 @pytest.mark.parametrize("text", ['java version "1.8.0_392"', 'openjdk version "11.0.2"'])
 def test_a_java_that_is_too_old_is_named_with_what_to_do(tmp_path: Path, text: str) -> None:
     with pytest.raises(NoJavaError, match=r"is Java (8|11); Spark needs 17 or newer: .*openjdk-17"):

@@ -90,10 +90,12 @@ def test_jobs_on_a_cluster_do_what_they_do_in_one_process(
 async def test_a_command_runs_in_the_session_of_spark_submit(
     tmp_path: Path, cluster: SparkCluster, installed: Path
 ) -> None:
+    """On one thread: the test above has archived on the cluster."""
+    program = installed / "pyspark_shoal" / "submit.py"
     async with agent_site() as site:
         Recording(site.server).write(*range(1, 60))
         words = ["archive", "--once", "--json", "--archive", str(tmp_path / "archive"), "--url", site.url]
-        said = await asyncio.to_thread(cluster.submit, installed / "pyspark_shoal" / "submit.py", words)
+        said = await asyncio.to_thread(cluster.submit, program, words, master="local[1]")
     assert json.loads(said.splitlines()[-1])["rows"] == 59
 
 

@@ -15,9 +15,9 @@ from shoal import config
 from shoal.cli import main, pipeline_what_if
 from shoal.errors import ConfigError, PipelineError
 from shoal.flow.workloads import traffic_of
-from shoal.load.window import END_KEY, START_KEY, VERSION_KEY, LoadWindow
+from shoal.load.window import LoadWindow
 from shoal.pipeline import generated_windows, what_if, what_if_job
-from shoal.pipeline.kept_windows import WindowKeeper, read_windows, read_windows_manifest
+from shoal.pipeline.kept_windows import WindowKeeper, open_windows
 from shoal.pipeline.what_if import ReplayPool, WhatIfCase
 
 if TYPE_CHECKING:
@@ -51,58 +51,6 @@ def folder(windows: list[LoadWindow], tmp_path: Path) -> Path:
         for window in windows:
             keeper.add(window)
     return tmp_path / "windows"
-
-
-def test_windows_are_kept_as_they_were_each_time_once(folder: Path, windows: list[LoadWindow]) -> None:
-    with WindowKeeper(folder, day_s=DAY_S) as keeper:
-        keeper.take(1, windows[-2:])  # a job that was started again tells of them once more
-    assert len(list(folder.glob("windows-*"))) == 1
-    assert [window.start_s for window in read_windows(folder)] == [window.start_s for window in windows]
-    first = next(iter(read_windows(folder)))
-    assert first.table.equals(windows[0].table)
-    assert read_windows_manifest(folder).day_s == DAY_S
-    with pytest.raises(PipelineError, match="has days of 60 s"):
-        WindowKeeper(folder)
-
-
-def without_kinds(window: LoadWindow, version: bytes) -> bytes:
-    """A window as version 2 wrote it, under any version, behind its length."""
-    sink = pa.BufferOutputStream()
-    metadata = {VERSION_KEY: version, START_KEY: b"%d" % window.start_s, END_KEY: b"%d" % window.end_s}
-    table = window.table.drop_columns(["kind", "host_kind", "site"]).replace_schema_metadata(metadata)
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    data: bytes = sink.getvalue().to_pybytes()
-    return len(data).to_bytes(8, "little") + data
-
-
-def test_kept_windows_of_version_2_are_read(folder: Path, windows: list[LoadWindow]) -> None:
-    path = next(folder.glob("windows-*"))
-    path.write_bytes(b"".join(without_kinds(window, b"2") for window in windows))
-    found = list(read_windows(folder))
-    assert [window.table.to_pylist() for window in found[:3]] == [window.table.to_pylist() for window in windows[:3]]
-    assert traffic_of(found).equals(traffic_of(windows))
-    path.write_bytes(without_kinds(windows[0], b"9"))
-    with pytest.raises(PipelineError, match="version 9; this process knows 2, 3: upgrade this process"):
-        list(read_windows(folder))
-
-
-def test_a_window_that_was_cut_short_is_left_out_and_damage_is_said(folder: Path, windows: list[LoadWindow]) -> None:
-    path = next(folder.glob("windows-*"))
-    data = path.read_bytes()
-    path.write_bytes(data[:-5])
-    assert len(list(read_windows(folder))) == len(windows) - 1
-    path.write_bytes(data[:20] + b"nonsense" + data[28:])
-    with pytest.raises(PipelineError, match="is damaged"):
-        list(read_windows(folder))
-    path.write_bytes(b"\xff" * 8 + data[8:])
-    with pytest.raises(PipelineError, match="is damaged: a window of 18446744073709551615 bytes"):
-        list(read_windows(folder))
-    (folder / "manifest.json").write_text("{}{}")
-    with pytest.raises(PipelineError, match="cannot be read"):
-        list(read_windows(folder))
-    with pytest.raises(PipelineError, match="no load windows"):
-        read_windows_manifest(folder / "none")
 
 
 def test_a_day_is_replayed_with_the_deliveries_that_were_recorded(windows: list[LoadWindow]) -> None:
@@ -196,7 +144,7 @@ def test_a_best_case_that_is_worse_on_the_held_back_day_is_not_chosen(
 
 def test_a_first_day_that_is_not_whole_takes_the_forecast_and_not_the_runs(folder: Path, tmp_path: Path) -> None:
     with WindowKeeper(tmp_path / "cut", day_s=DAY_S) as keeper:
-        for window in read_windows(folder):
+        for window in open_windows(folder).windows():
             if window.start_s >= 0.2 * DAY_S:
                 keeper.add(window)
     days = what_if_job.read_days(tmp_path / "cut", servers_min=1, servers_max=4, start_s=5)
@@ -223,7 +171,7 @@ def test_too_few_days_and_days_that_are_not_there_are_said(folder: Path, tmp_pat
     with pytest.raises(PipelineError, match="no day '9'"):
         what_if_job.day_held_back(days, "9")
     with WindowKeeper(tmp_path / "short", day_s=DAY_S) as keeper:
-        for window in read_windows(folder):
+        for window in open_windows(folder).windows():
             if window.end_s <= DAY_S:
                 keeper.add(window)
     with pytest.raises(PipelineError, match="has 1 days"):

@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote, urlsplit
 
-from shoal.errors import ArchiveError, ConfigError
+from shoal.errors import ConfigError
+from shoal.extras import needed
 
 if TYPE_CHECKING:
     from pyarrow import NativeFile
@@ -110,10 +111,7 @@ def reason(error: Exception) -> str:
 
 
 def require_deltalake() -> None:
-    """ArchiveError unless the library for Delta tables is installed. Clients that read no archive do not need it."""
-    try:
+    """MissingExtraError unless the library for Delta tables is installed. Clients that read no archive do not need
+    it."""
+    with needed("an archive"):
         import deltalake  # noqa: F401
-    except ImportError as error:
-        raise ArchiveError(
-            "an archive needs the package deltalake", do="pip install 'shoal[archive]', or shoal[spark] for the jobs"
-        ) from error

@@ -25,6 +25,7 @@ Two rows with the same channel, publisher, epoch and sequence are the same messa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -36,6 +37,7 @@ from shoal.filters.filter import Filter
 from shoal.history.row_selection import take
 from shoal.message import Attributes, Gap, Message
 from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.glob import glob_match
 
 SCHEMA_VERSION: Final = "1"
 VERSION_KEY: Final = b"shoal.recorded.version"
@@ -65,7 +67,8 @@ SCHEMA: Final = pa.schema(
 )
 
 EPOCH_MASK: Final = (1 << EPOCH_BITS) - 1
-_attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool | None])
+_ESCAPED: Final = re.compile(rb"\\x([0-9a-f]{2})")
+_attributes: Final = msgspec.json.Decoder(dict[str, str | int | float | bool | list[str | int | float | bool] | None])
 
 
 def channel_text(channel: bytes) -> str:
@@ -76,6 +79,36 @@ def channel_text(channel: bytes) -> str:
     """
     text = channel.decode("utf-8", "backslashreplace")
     return channel.replace(b"\\", b"\\x5c").decode("utf-8", "backslashreplace") if "\\x" in text else text
+
+
+def channel_name(text: str) -> bytes:
+    """The name of a channel, from its text."""
+    name = text.encode()
+    return _ESCAPED.sub(lambda found: bytes([int(found[1], 16)]), name) if "\\x" in text else name
+
+
+def channel_matches(pattern: str, text: str) -> bool:
+    """Whether a channel, by its text, has a name or matches a pattern."""
+    wanted, name = pattern.encode("utf-8", "surrogateescape"), channel_name(text)
+    return name == wanted or glob_match(wanted, name)
+
+
+def text_array(names: pa.ChunkedArray) -> pa.ChunkedArray:
+    """`channel_text` of a column of names, with nulls as they are."""
+    try:
+        texts = names.cast(pa.string())
+        if not pc.any(pc.match_substring(texts, "\\x")).as_py():
+            return texts
+    except pa.ArrowInvalid:  # a name is not UTF-8
+        pass
+    return pa.chunked_array([[None if name is None else channel_text(name) for name in names.to_pylist()]], pa.string())
+
+
+def name_array(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """`channel_name` of a column of texts, with nulls as they are."""
+    if not pc.any(pc.match_substring(texts, "\\x")).as_py():
+        return texts.cast(pa.binary())
+    return pa.chunked_array([[None if text is None else channel_name(text) for text in texts.to_pylist()]], pa.binary())
 
 
 def gap_columns(stream: int, first: int, last: int, at_us: int, reason: str) -> tuple[Any, ...]:

@@ -29,7 +29,7 @@ from shoal.errors import PipelineError
 from shoal.history.archive import read_files
 from shoal.history.archive_location import ArchiveLocation
 from shoal.history.archive_table import ArchiveTable, channel_groups, check_migrated, open_table
-from shoal.history.table import SCHEMA, dedupe
+from shoal.history.table import SCHEMA, channel_matches, dedupe
 from shoal.pipeline.bulk_match import PLACE
 from shoal.pipeline.spark.tasks import Task, map_numbers
 
@@ -175,10 +175,22 @@ class ParquetArchive:
 
 
 class RecordedArchive:
-    """The archive of recorded channels as it is now, or a span of it."""
+    """The archive of recorded channels as it is now, or a span of it. With a pattern, files that cannot have a channel
+    that it matches are left out."""
 
-    def __init__(self, table: ArchiveTable, span: TimeSpan) -> None:
+    def __init__(self, table: ArchiveTable, span: TimeSpan, pattern: str | None = None) -> None:
+        if not table.files:
+            raise PipelineError(f"the archive {table.location} is empty", do="run `shoal pipeline archive` first")
         files = [file for file in table.files if file.may_hold(None, *span)]
+        if pattern is not None and files:
+            files = [
+                file for file in files if file.channel != file.channel_max or channel_matches(pattern, file.channel)
+            ]
+            if not files:
+                raise PipelineError(
+                    f"the archive {table.location} has no channel that matches {pattern!r} in that time",
+                    do="give another pattern or time",
+                )
         if not files:
             raise PipelineError(
                 f"the archive {table.location} has no messages of that time",

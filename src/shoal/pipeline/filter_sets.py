@@ -29,6 +29,7 @@ from shoal.errors import FilterError, PipelineError
 from shoal.filters.filter import Filter
 from shoal.filters.index import ID_MAX, SNAPSHOT_MAGIC, Index, filter_table
 from shoal.filters.language import parse
+from shoal.filters.views import base_of
 
 FILE_FORMAT: Final = b"1"
 """Part of the version; changes when the format of the file changes."""
@@ -105,7 +106,9 @@ def keep(ids: Sequence[int] | npt.NDArray[np.uint32], filters: Sequence[Filter],
 
 def attributes_of(filters: Iterable[Filter]) -> tuple[str, ...]:
     """All attributes that the filters use, sorted."""
-    names = {name for each in filters for conjunction in each.conjunctions for name, _ in conjunction.constraints}
+    names = {
+        base_of(name) for each in filters for conjunction in each.conjunctions for name, _ in conjunction.constraints
+    }
     return tuple(sorted(names))
 
 

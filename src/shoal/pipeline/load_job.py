@@ -26,6 +26,7 @@ from shoal.load.reports import BATCH_SCHEMA, refusals
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
 from shoal.logs import get_log
+from shoal.pipeline.job_metrics import JobMetrics
 from shoal.pipeline.saved_folds import SavedFolds
 
 if TYPE_CHECKING:
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 
 TRIGGER_S: Final = 1.0
 """Interval between micro-batches, unless one takes longer."""
+
+METRICS_S: Final = 1
+"""Interval at which the metrics follow the progress of the query."""
 
 BATCHES_KEPT: Final = 1000
 """Number of batches whose durations are remembered."""
@@ -134,7 +138,7 @@ class LoadJob:
 def start(spark: SparkSession, job: LoadJob, take: Take, facts: LoadFacts, *, once: bool) -> StreamingQuery:
     """Starts the query. With `once` it ends after the entries that exist now, else it runs until it is stopped."""
     SavedFolds(job.directory / "fold").check(job.checkpoint)
-    reader = spark.readStream.format("shoal").options(**{**job.source, "kind": "telemetry"})
+    reader = spark.readStream.format("shoal").options(**{**job.source, "kind": "telemetry", "rows": "records"})
     folder = _BatchFolder(job, take, facts)
     writer = reader.load().select(*BATCH_SCHEMA.names).writeStream.foreachBatch(folder.fold_batch)
     writer = writer.option("checkpointLocation", str(job.checkpoint)).queryName("load windows")
@@ -195,6 +199,9 @@ def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> Loa
     """Folds what is on the streams now, and returns the facts."""
     facts = LoadFacts()
     query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
-    query.awaitTermination()
+    metrics = JobMetrics("load")
+    while not query.awaitTermination(METRICS_S):
+        metrics.follow(query)
+    metrics.follow(query)
     facts.add_durations(query)
     return facts

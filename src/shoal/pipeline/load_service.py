@@ -23,6 +23,7 @@ from shoal.errors import ShoalError
 from shoal.load.window import LoadWindow
 from shoal.load.window_feed import WINDOW_BYTES_MAX, alive_command, ended_command, feed_command
 from shoal.logs import get_log
+from shoal.pipeline.job_metrics import JobMetrics
 from shoal.pipeline.kept_windows import WindowKeeper
 from shoal.pipeline.load_job import LoadFacts, LoadJob, Take, start
 from shoal.runtime import PRODUCTION
@@ -84,6 +85,11 @@ class WindowSender:
             _log.warning("load windows not sent to the balancer", why=error)
 
 
+def window_url(source: Mapping[str, str]) -> str:
+    """The coordinator to which windows of a source are sent."""
+    return source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
+
+
 def follow(
     spark: SparkSession,
     directory: Path,
@@ -93,8 +99,7 @@ def follow(
 ) -> LoadFacts:
     """Runs the job until SIGTERM or SIGINT, and returns what it did; raises the error if it ends otherwise. A keeper
     gets all windows too. The caller holds the lock of the directory (`job_folders.locked`)."""
-    url = source.get("coordinator") or find_url(source.get("stateDir"), role=ROLE)
-    sender = WindowSender(parse_address(url, None, None))
+    sender = WindowSender(parse_address(window_url(source), None, None))
     facts = LoadFacts(detailed=False)
     job = LoadJob(directory, source, settings)
     with _ended_by_signals() as ended:
@@ -121,12 +126,13 @@ def _both(sender: WindowSender, keeper: WindowKeeper | None) -> Take:
 
 
 def _send_heartbeats(query: StreamingQuery, sender: WindowSender, facts: LoadFacts, ended: threading.Event) -> None:
-    """Sends heartbeats while the query runs, and logs the first windows."""
-    warm = False
+    """Sends heartbeats and sets the metrics while the query runs, and logs the first windows."""
+    warm, metrics = False, JobMetrics("load")
     while query.isActive and not ended.is_set():
         if facts.windows and not warm:
             warm = True
             _log.info("first load windows sent", batches=facts.batches)
+        metrics.follow(query)
         sender.heartbeat(f"pid {os.getpid()}, {facts.batches} batches, {facts.windows} windows")
         ended.wait(HEARTBEAT_S)
     if not ended.is_set():

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.errors import HeapTooSmallError, NoSparkError, PipelineError
+from shoal.errors import HeapTooSmallError, PipelineError
+from shoal.extras import needed
 from shoal.folders import default_cache_dir
 from shoal.pipeline.spark.class_cache import ClassCache
 from shoal.pipeline.spark.error_translation import explained
@@ -145,14 +146,9 @@ def activate(spark: SparkSession) -> None:
 
 
 def import_spark() -> Any:
-    """The module `pyspark`; `NoSparkError` if it is not installed."""
-    try:
+    """The module `pyspark`; `MissingExtraError` if it is not installed."""
+    with needed("a Spark job"):
         import pyspark
-    except ImportError as error:
-        raise NoSparkError(
-            f"PySpark is not installed ({error})",
-            do="run ./shoal pipeline, which installs it, or `pip install 'shoal[spark]'`",
-        ) from error
     return pyspark
 
 

@@ -29,7 +29,7 @@ from shoal.load.window import LoadWindow
 from shoal.pipeline import what_if
 from shoal.pipeline.forecast import DAYS_MIN as FORECAST_DAYS_MIN
 from shoal.pipeline.forecast import forecast_of, forecasts, loads_of
-from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
+from shoal.pipeline.kept_windows import open_windows
 from shoal.pipeline.spark.tasks import collect_numbers
 from shoal.pipeline.spark.worker_files import send
 from shoal.pipeline.what_if import ReplayPool, WhatIfCase
@@ -91,20 +91,21 @@ class WhatIfResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.best_cost <= self.default_cost
 
 
-def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int) -> Days:
-    """The days of a folder of kept windows, without days of which less than half is recorded."""
-    manifest = read_windows_manifest(folder)
+def read_days(place: str | Path, *, servers_min: int, servers_max: int, start_s: int) -> Days:
+    """The days of kept windows, without days of which less than half is recorded."""
+    kept_windows = open_windows(place)
+    day_s = kept_windows.info.day_s
     by_day: dict[int, list[LoadWindow]] = {}
-    for window in read_windows(folder):
-        by_day.setdefault(window.start_s // manifest.day_s, []).append(window)
+    for window in kept_windows.windows():
+        by_day.setdefault(window.start_s // day_s, []).append(window)
     kept = {
         day: windows
         for day, windows in by_day.items()
-        if sum(window.end_s - window.start_s for window in windows) * 2 >= manifest.day_s
+        if sum(window.end_s - window.start_s for window in windows) * 2 >= day_s
     }
     if len(kept) < DAYS_MIN:
         raise PipelineError(
-            f"{folder} has {len(kept)} days of load; what-if needs {DAYS_MIN} or more",
+            f"{kept_windows.location} has {len(kept)} days of load; what-if needs {DAYS_MIN} or more",
             do="record for longer, or use --generate days=3,seed=1 with a new folder",
         )
     first = kept[min(kept)][0]
@@ -118,7 +119,7 @@ def read_days(folder: Path, *, servers_min: int, servers_max: int, start_s: int)
     )
     traffic = {day: traffic_of(windows) for day, windows in sorted(kept.items())}
     loads = loads_of(window for windows in kept.values() for window in windows)
-    return Days(traffic=traffic, loads=loads, day_s=manifest.day_s, pool=pool, source=manifest.source)
+    return Days(traffic=traffic, loads=loads, day_s=day_s, pool=pool, source=kept_windows.info.source)
 
 
 def day_held_back(days: Days, wanted: str) -> int:

@@ -7,7 +7,14 @@ import json
 import pytest
 
 from shoal import cli
-from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match, pipeline_source
+from shoal.lab.bench import (
+    pipeline,
+    pipeline_archive,
+    pipeline_load,
+    pipeline_match,
+    pipeline_sink,
+    pipeline_source,
+)
 from shoal.pipeline.session import SessionOptions
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -15,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("spark")
 
 def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> None:
     options = pipeline.PipelineOptions(
+        parts=tuple(part for part in pipeline.PARTS if part != "sql"),  # it starts two more sessions
         rounds=1,
+        sink=pipeline_sink.SinkOptions(messages=100),
         source=pipeline_source.SourceBenchOptions(messages=100),
         load=pipeline_load.LoadOptions(channels=20, seconds=10, batch_rows=300, live_s=2.0),
         archive=pipeline_archive.ArchiveOptions(messages=50),
@@ -29,6 +38,8 @@ def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> N
         pipeline_source.SOURCE,
         pipeline_source.XRANGE,
         pipeline_source.PARQUET,
+        pipeline_sink.SINK,
+        pipeline_sink.PUBLISHER,
         pipeline_load.BACKLOG,
         pipeline_load.LIVE,
         pipeline_archive.ON_SPARK,
@@ -40,6 +51,7 @@ def test_every_job_has_rows_and_those_compared_with_one_core_have_a_ratio() -> N
     assert rows[pipeline_load.BACKLOG]["batch_ms_p50"] > 0
     for name, ours, other in (
         ("source_vs_xrange", pipeline_source.SOURCE, pipeline_source.XRANGE),
+        ("sink_vs_publisher", pipeline_sink.SINK, pipeline_sink.PUBLISHER),
         ("match_on_spark_vs_one_core", pipeline_match.ON_SPARK, pipeline_match.ONE_CORE),
         ("archive_on_spark_vs_one_core", pipeline_archive.ON_SPARK, pipeline_archive.ONE_CORE),
     ):

@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import polars as pl
 import pytest
@@ -19,17 +18,15 @@ from tests.support.records import Recording, sequences
 from tests.support.redis_server import RedisServer
 
 from shoal import cli
-from shoal.errors import ArchiveError, ConfigError
+from shoal.errors import ArchiveError, ConfigError, MissingExtraError
 from shoal.history.archive import read_archive
 from shoal.history.archive_location import ArchiveLocation
 from shoal.history.server_reader import Login
 from shoal.history.table import to_items
-from shoal.pipeline import event_archive
+from shoal.pipeline import event_archive, generated_windows
 from shoal.pipeline.archive.job import ArchiveJob, run_here
+from shoal.pipeline.kept_windows import WindowKeeper, open_windows
 from shoal.plan.ring import ServerAddress
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 NOBODY = Login(None, None)
 
@@ -49,6 +46,17 @@ def environment(store: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> dict[
 
 def archived(url: str) -> list[int]:
     return sorted(sequences(to_items(read_archive(url, "orders.eu")[1])))
+
+
+@pytest.mark.usefixtures("environment")
+def test_load_windows_are_kept_in_an_object_store() -> None:
+    windows = generated_windows.make_windows(1, 1, starts=range(0, 10, 2))
+    for some in (windows[:3], windows[2:]):
+        with WindowKeeper(f"s3://{BUCKET}/load", day_s=generated_windows.DAY_S) as keeper:
+            keeper.take(0, some)
+    found = list(open_windows(f"s3a://{BUCKET}/load").windows())
+    assert [window.start_s for window in found] == [0, 2, 4, 6, 8]
+    assert [window.hosts["bytes_out"] for window in found] == [window.hosts["bytes_out"] for window in windows]
 
 
 @pytest.mark.usefixtures("environment")
@@ -100,10 +108,8 @@ def test_an_object_store_that_does_not_answer_is_an_error_on_one_line(monkeypatc
         assert str(told.value).isprintable()
 
 
-async def test_the_command_archives_to_an_object_store_on_spark(
-    environment: dict[str, str], spark: SparkSession, tmp_path: Path
-) -> None:
-    del spark  # skips where there is no Java
+@pytest.mark.spark
+async def test_the_command_archives_to_an_object_store_on_spark(environment: dict[str, str], tmp_path: Path) -> None:
     async with agent_site() as site:
         Recording(site.server).write(*range(1, 101))
         words = ["pipeline", "archive", "--once", "--json", "--archive", f"s3a://{BUCKET}/spark", "--url", site.url]
@@ -143,5 +149,5 @@ def test_locations_are_paths_or_urls(tmp_path: Path) -> None:
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    with pytest.raises(ArchiveError, match=r"needs the package deltalake: pip install 'shoal\[archive\]'"):
+    with pytest.raises(MissingExtraError, match=r"needs the package deltalake: pip install 'shoal\[archive\]'"):
         read_archive(tmp_path, None)

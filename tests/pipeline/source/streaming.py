@@ -64,7 +64,9 @@ def listed(*servers: RedisServer) -> str:
 
 
 def options(*servers: RedisServer, **more: str) -> SourceOptions:
-    return read_options({"servers": listed(*servers), **more})
+    """Options of a source; of telemetry it reads records."""
+    rows = {} if more.get("kind") == "channel" else {"rows": "records"}
+    return read_options({"servers": listed(*servers), **rows, **more})
 
 
 @pytest.fixture(scope="module")

@@ -51,7 +51,7 @@ def test_wrong_options_are_refused_with_what_to_do(given: dict[str, str], compla
 
 def test_options_of_spark_itself_are_let_through() -> None:
     given = {"checkpointLocation": "/x", "queryName": "q", "spark.sql.x": "1", "KIND": "telemetry"}
-    assert ShoalSource(given).schema().fieldNames() == TelemetryKind.schema.names
+    assert ShoalSource(given).schema().fieldNames() == TelemetryKind({}).schema.names
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_stream_has_no_end(one: RedisServer) -> None:
 def test_a_schema_that_is_not_the_one_of_the_source_is_refused(asked: str, complaint: str) -> None:
     name, type = asked.split()
     with pytest.raises(ConfigError, match=complaint):
-        chosen(types.StructType().add(name, type), TelemetryKind.schema)
+        chosen(types.StructType().add(name, type), TelemetryKind({}).schema)
 
 
 MAP = types.MapType(types.StringType(), types.LongType())

@@ -36,6 +36,9 @@ def test_a_batch_is_read_with_one_partition_a_server(spark: SparkSession, one: R
     assert rows.rdd.getNumPartitions() == 2
     found = {(row["host"], row["second"]) for row in rows.select("host", "second").collect()}
     assert found == {(f"s{number}", BASE_S + second) for number in (1, 2) for second in range(20)}
+    units = spark.read.format("shoal").options(servers=listed(one, two), rows="units").load()
+    sent = units.where(f"at >= timestamp_seconds({BASE_S})").groupBy("unit").sum("bytes_out").collect()
+    assert {row["unit"]: row["sum(bytes_out)"] for row in sent} == {"c0": 0, "c1": 40 * 100}
 
 
 def test_a_session_finds_the_source_by_itself(spark: SparkSession) -> None:
@@ -123,10 +126,16 @@ async def test_rows_become_messages_with_ids_that_a_repeat_has_too(spark: SparkS
             query_id = await asyncio.to_thread(write, "checkpoint")
             (tmp_path / "in" / "two.txt").write_text("4\n")
             assert await asyncio.to_thread(write, "checkpoint") == query_id
-            found = [await next_message(messages) for _ in range(4)]
-        assert sorted(message.payload for message in found) == [b"1", b"2", b"3", b"4"]
-        ids = sorted(str((message.attributes or {})["shoal_id"]) for message in found)
-        assert ids == [f"{query_id}/0/0/{row}" for row in range(3)] + [f"{query_id}/1/0/0"]
+            for file in (tmp_path / "checkpoint" / "commits").glob(
+                "*1*"
+            ):  # as if the driver had died before the commit
+                file.unlink()
+            assert await asyncio.to_thread(write, "checkpoint") == query_id
+            found = [await next_message(messages) for _ in range(5)]
+        assert sorted(message.payload for message in found) == [b"1", b"2", b"3", b"4", b"4"]
+        once = {str((message.attributes or {})["shoal_id"]): message.payload for message in found}
+        assert sorted(once) == [f"{query_id}/0/0/{row}" for row in range(3)] + [f"{query_id}/1/0/0"]
+        assert sorted(once.values()) == [b"1", b"2", b"3", b"4"]  # a reader that drops by id has each row once
         assert {(message.attributes or {})["size"] for message in found} == {"one"}
 
 

@@ -65,7 +65,7 @@ def test_what_was_dropped_before_is_none(one: RedisServer) -> None:
     [
         ({"startingTimestamp": "1", "startingOffsets": "{}"}, "both startingOffsets and startingTimestamp"),
         ({"startingTimestamp": "1", "startingOffsets": "latest"}, "both startingOffsets and startingTimestamp"),
-        ({"startingTimestamp": "noon"}, "startingTimestamp is 'noon' is not a time"),
+        ({"startingTimestamp": "noon"}, "startingTimestamp: 'noon' is not a time"),
     ],
 )
 def test_times_that_cannot_be_are_refused(one: RedisServer, given: dict[str, str], complaint: str) -> None:

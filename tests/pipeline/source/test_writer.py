@@ -37,7 +37,7 @@ def test_the_log_in_is_the_one_of_the_options(
 
 @pytest.mark.parametrize("text", ["no JSON", "[1]", '{"a": {"b": 1}}'])
 def test_attributes_that_are_no_json_object_are_an_error_that_says_so(text: str) -> None:
-    with pytest.raises(ConfigError, match="not a JSON object of strings, numbers and booleans"):
+    with pytest.raises(ConfigError, match="not a JSON object of strings, numbers, booleans and arrays"):
         row_attributes(pa.RecordBatch.from_pydict({"attributes": [text]}))
 
 

@@ -20,12 +20,13 @@ from shoal.cluster.acl import AGENT, PIPELINE
 from shoal.cluster.local import LocalCluster
 from shoal.history.server_reader import Login
 from shoal.lab.bench.contender import BenchError
+from shoal.limits import DEFAULT_LIMITS
 from shoal.pipeline.archive.job import ArchiveJob, Runner, on_spark, run_here
 from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
 from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
-from shoal.wire.envelope import HEADER, MAGIC, stream_id
+from shoal.wire.envelope import ATTRIBUTES, HEADER, MAGIC, encode_attributes, stream_id
 from shoal.wire.record_entry import INDEX_KEY, message_fields, record_key
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ ONE_CORE: Final = "archive, one core"
 FIRST_US: Final = 1_793_534_400_000_000
 """When the first message was published."""
 STEP_US: Final = 1_000
+SAMPLE: Final[dict[str, str | int | float]] = {"class": "STOCK", "symbol": "YHOO", "volume": 310_000, "price": 18.25}
+"""The attributes of every message."""
 _PIPELINED: Final = 2_000
 
 
@@ -47,6 +50,8 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 100_000
     """Of each channel."""
     payload_bytes: int = 100
+    attributes: bool = True
+    """Whether messages have attributes, which the archive turns into JSON."""
     rounds: int = 3
     note: Callable[[str], None] = lambda _: None
 
@@ -93,7 +98,8 @@ async def write_records(
     server: ServerAddress, password: str, channels: Sequence[bytes], options: ArchiveOptions
 ) -> None:
     """Writes the records of some channels, as the agent of a server does."""
-    payload = b"x" * options.payload_bytes
+    flags, body = (ATTRIBUTES, encode_attributes(SAMPLE, DEFAULT_LIMITS)) if options.attributes else (0, b"")
+    body += b"x" * options.payload_bytes
     to = PRODUCTION.address_book.reach(server)
     async with Connection(
         to.host, to.port, username=AGENT, password=password, name="shoal-bench", dial=to.dial
@@ -102,12 +108,12 @@ async def write_records(
             await connection.ask((b"SADD", INDEX_KEY, channel))
             for first in range(1, options.messages + 1, _PIPELINED):
                 numbers = range(first, min(first + _PIPELINED, options.messages + 1))
-                await connection.ask(*(_record_entry(channel, number, payload) for number in numbers))
+                await connection.ask(*(_record_entry(channel, number, flags, body) for number in numbers))
 
 
-def _record_entry(channel: bytes, number: int, payload: bytes) -> Request:
+def _record_entry(channel: bytes, number: int, flags: int, body: bytes) -> Request:
     at_us = FIRST_US + STEP_US * number
-    fields = message_fields(number, HEADER.pack(MAGIC, 0, 1, stream_id(1, 1), number, at_us) + payload)
+    fields = message_fields(number, HEADER.pack(MAGIC, flags, 1, stream_id(1, 1), number, at_us) + body)
     return (b"XADD", record_key(channel), f"{at_us // 1000}-{number}", *fields)
 
 

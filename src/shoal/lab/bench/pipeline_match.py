@@ -44,7 +44,7 @@ WORDS: Final = {
 class BulkMatchOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the measurement."""
 
-    events: int = 10_000_000
+    events: int = 2_000_000
     filters: int = 100_000
     rounds: int = 1
     note: Callable[[str], None] = lambda _: None

@@ -62,7 +62,7 @@ async def _measure(options: SourceBenchOptions) -> list[dict[str, Any]]:
     async with LocalCluster(1, agents=False, tls=False) as cluster:
         (server,), passwords = cluster.servers, cluster.state.passwords
         options.note(f"writing a record: {options.messages:,} messages")
-        written = ArchiveOptions(messages=options.messages, payload_bytes=options.payload_bytes)
+        written = ArchiveOptions(messages=options.messages, payload_bytes=options.payload_bytes, attributes=False)
         await write_records(server, passwords[AGENT], [CHANNEL], written)
         return await asyncio.to_thread(_compare, server, passwords[PIPELINE], options)
 

@@ -150,6 +150,15 @@ class ArchiveJob:
             and self.positions.of(server, record_name(channel)).key < end.key
         ]
 
+    def behind_s(self) -> float:
+        """The most time between the last archived entry of a record and its newest one, when the last batch was
+        planned. Records of which nothing is archived are not counted."""
+        positions = (
+            (self.positions.of(server, record_name(channel)), end) for (server, channel), end in self.ends.items()
+        )
+        ages_ms = [end.key[0] - at.key[0] for at, end in positions if at.key[0] and end.key > at.key]
+        return max(ages_ms, default=0) / 1000
+
     def _commit(self, plan: BatchPlan, done: list[dict[str, Any]], began: float) -> BatchResult:
         files = _files(done)
         records = {server: dict(known) for server, known in self.positions.records.items()}

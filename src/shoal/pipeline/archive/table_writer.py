@@ -40,7 +40,7 @@ VACUUM_S: Final = 7 * 86_400.0
 """How long files stay that are no longer in the table, for readers of an older version."""
 VACUUM_S_MIN: Final = 3600.0
 
-_PROPERTIES: Final = {
+TABLE_PROPERTIES: Final = {
     "delta.checkpointInterval": "100",
     "delta.logRetentionDuration": "interval 7 days",
     "delta.deletedFileRetentionDuration": "interval 7 days",
@@ -58,7 +58,7 @@ class TableWriter:
 
     def _create(self) -> ArchiveTable:
         """A new table. Its directory must be empty, since files that are not in the table are deleted later."""
-        with _writing(self._location):
+        with writing(self._location):
             others = {file.path for file in self._files.get_file_info(FileSelector("", allow_not_found=True))}
         if others - {POSITIONS}:
             raise ArchiveError(f"{self._location} has files but is not an archive", do="name an empty directory")
@@ -71,7 +71,7 @@ class TableWriter:
         known = pa.schema(self.table.delta.schema().to_arrow()).names
         missing = [field for field in Schema.from_arrow(TABLE_SCHEMA).fields if field.name not in known]
         if missing:
-            with _writing(self._location):
+            with writing(self._location):
                 self.table.delta.alter.add_columns(missing)
             self.table = open_table(self._location)
 
@@ -94,7 +94,7 @@ class TableWriter:
         """Deletes files that have not been in the table for `after_s`, also those of a job that died; returns their
         number."""
         old_ns = time.time_ns() - int(after_s * 1e9)
-        with _writing(self._location):
+        with writing(self._location):
             gone = self.table.delta.vacuum(
                 max(int(after_s / 3600), 1), dry_run=False, enforce_retention_duration=False, full=True
             )
@@ -112,7 +112,7 @@ class TableWriter:
 
         delta = self.table.delta
         properties = CommitProperties(app_transactions=transactions)
-        with _writing(self._location):
+        with writing(self._location):
             delta.create_write_transaction(
                 list(actions), "append", delta.schema(), [DAY.name], commit_properties=properties
             )
@@ -126,14 +126,14 @@ def create_table(location: ArchiveLocation, files: Sequence[ArchivedFile], posit
     from deltalake.transaction import CommitProperties, create_table_with_add_actions
 
     named = _write_positions(location, positions, 0)
-    with _writing(location):
+    with writing(location):
         create_table_with_add_actions(
             location.url,
             Schema.from_arrow(TABLE_SCHEMA),
             [_add(file, data_change=True) for file in files],
             partition_by=[DAY.name],
             description="Recorded channels, archived by Shoal",
-            configuration=_PROPERTIES,
+            configuration=TABLE_PROPERTIES,
             commit_properties=CommitProperties(app_transactions=named),
         )
     location.sync(f"_delta_log/{0:020d}.json")
@@ -144,13 +144,13 @@ def _write_positions(location: ArchiveLocation, positions: Positions, after: int
     from deltalake.transaction import Transaction
 
     number = max(time.time_ns(), after + 1)
-    with _writing(location):
+    with writing(location):
         location.write(positions_path(number), msgspec.json.encode(positions))
     return [Transaction(POSITIONS_ID, number)]
 
 
 @contextlib.contextmanager
-def _writing(location: ArchiveLocation) -> Iterator[None]:
+def writing(location: ArchiveLocation, what: str = "the archive") -> Iterator[None]:
     """Turns errors of the library into an ArchiveError that says what to do."""
     from deltalake.exceptions import CommitFailedError, DeltaError
 
@@ -158,12 +158,12 @@ def _writing(location: ArchiveLocation) -> Iterator[None]:
         yield
     except CommitFailedError as error:
         raise ArchiveError(
-            f"another job has written to the archive {location} meanwhile ({reason(error)})",
-            do="run one job for an archive; this one has changed nothing",
+            f"another job has written to {what} {location} meanwhile ({reason(error)})",
+            do="run one job for a table; this one has changed nothing",
         ) from error
     except (DeltaError, OSError) as error:
         raise ArchiveError(
-            f"the archive {location} cannot be written: {reason(error)}",
+            f"{what} {location} cannot be written: {reason(error)}",
             do="check the place, and the credentials and the endpoint of an object store",
         ) from error
 

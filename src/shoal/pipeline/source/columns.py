@@ -47,14 +47,18 @@ def _is_text(type: spark.DataType) -> bool:
 
 def _is_attributes(type: spark.DataType) -> bool:
     if isinstance(type, spark.MapType):
-        return isinstance(type.keyType, TEXT) and isinstance(type.valueType, SCALARS)
+        value = type.valueType.elementType if isinstance(type.valueType, spark.ArrayType) else type.valueType
+        return isinstance(type.keyType, TEXT) and isinstance(value, SCALARS)
     return isinstance(type, TEXT)
 
 
 COLUMNS: Final[dict[str, tuple[Callable[[spark.DataType], bool], str]]] = {
     "channel": (_is_text, "text or bytes"),
     "payload": (_is_text, "text or bytes"),
-    "attributes": (_is_attributes, "a map of strings to strings, numbers or booleans, or the JSON text of one"),
+    "attributes": (
+        _is_attributes,
+        "a map of strings to strings, numbers, booleans or arrays of them, or the JSON text of one",
+    ),
 }
 """Columns of rows to write: a test of the type, and the accepted types in words."""
 
@@ -94,6 +98,6 @@ def _attributes(found: str | list[tuple[str, Any]] | None) -> dict[str, Any]:
         return dict(read_attributes(found) or {})
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"the attributes of a row are not a JSON object of strings, numbers and booleans ({error})",
+            f"the attributes of a row are not a JSON object of strings, numbers, booleans and arrays of them ({error})",
             do='write them like {"country": "FR", "amount": 250}',
         ) from error

@@ -4,14 +4,14 @@ Owns the interface `Kind` and its two implementations. A kind is a small object 
 engine) needs a class and a line in `KINDS`. This module runs in Spark's workers and does not import Spark. Every row
 names the server and the entry that it was read from, so that a row that is read twice can be recognised.
 
-    spark.readStream.format("shoal").option("kind", "telemetry")
+    spark.readStream.format("shoal").option("kind", "telemetry").option("rows", "units")
     spark.readStream.format("shoal").option("kind", "channel").option("channel", "orders.*")
         .option("where", "volume > 300000")
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
@@ -24,6 +24,7 @@ from shoal.history.table import SCHEMA, channel_text, matching
 from shoal.load.record import DATA_FIELD, ID_FIELD, RecordId
 from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
+from shoal.pipeline.source.telemetry_rows import HOST_SCHEMA, ORIGIN, UNIT_SCHEMA, host_rows, unit_rows
 from shoal.plan.keys import unit_of
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
@@ -67,20 +68,24 @@ class Kind(Protocol):
         """The number of an entry, which grows by one with each entry of a stream; None if it has none. Only used for
         counting, and only while the numbers of a stream have no holes."""
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
-        """The rows for some entries. The server's clock is `ahead_ms` ahead of the reader's. A corrupt entry becomes a
-        row that says so, never an error, so that it does not block the others."""
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> Iterable[pa.RecordBatch]:
+        """The rows for some entries, in batches. The server's clock is `ahead_ms` ahead of the reader's. A corrupt
+        entry becomes a row that says so, never an error, so that it does not block the others."""
 
 
-ORIGIN: Final = (pa.field("server", pa.string()), pa.field("entry", pa.string()))
-"""Where a row was read: the server, and the id of the entry in its stream."""
+RECORD_SCHEMA: Final = pa.schema([*BATCH_SCHEMA, *ORIGIN])
+ROWS: Final[dict[str, tuple[pa.Schema, Callable[[pa.RecordBatch], Iterable[pa.RecordBatch]]]]] = {
+    "hosts": (HOST_SCHEMA, host_rows),
+    "units": (UNIT_SCHEMA, unit_rows),
+    "records": (RECORD_SCHEMA, lambda records: (records,)),
+}
+"""By the value of the option `rows` of kind telemetry: the schema, and how rows are made of records."""
 
 
 class TelemetryKind:
-    """Telemetry of agents: one row for each record, with the columns of `shoal.load.reports`. The id columns of a
-    corrupt record are null, and the fold counts it as garbage."""
-
-    schema = pa.schema([*BATCH_SCHEMA, *ORIGIN])
+    """Telemetry of agents. The option `rows` is what a row is about: a host in a second (`hosts`, the default), a unit
+    on a host in a second (`units`), or a record as its agent wrote it (`records`), for the fold. The entries that are
+    read are the same, so an offset is valid for all of them."""
 
     asked: Mapping[str, str] = MappingProxyType({"kind": "telemetry"})
 
@@ -94,6 +99,10 @@ class TelemetryKind:
                 raise ConfigError(
                     f"the option {name} is not for telemetry", do=f"set kind to channel, or leave {name} out"
                 )
+        self._rows = options.get("rows", "hosts")
+        if self._rows not in ROWS:
+            raise ConfigError(f"rows is {self._rows!r}", do=f"give one of {', '.join(ROWS)}")
+        self.schema = ROWS[self._rows][0]
 
     def streams(self, ask: Ask) -> dict[str, bytes]:
         """The telemetry stream of a server."""
@@ -112,8 +121,8 @@ class TelemetryKind:
         id = _record_id(fields)
         return None if id is None else id.sequence
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
-        """One row for each record."""
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> Iterable[pa.RecordBatch]:
+        """The rows of some records."""
         ids = [_record_id(fields) for _, fields in entries]
         arrived_s = [(EntryId.parse(entry).ms - ahead_ms) / 1000 for entry, _ in entries]
         columns = [
@@ -126,7 +135,7 @@ class TelemetryKind:
             pa.repeat(server, len(entries)),
             pa.array([entry for entry, _ in entries], pa.string()),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+        return ROWS[self._rows][1](pa.RecordBatch.from_arrays(columns, schema=RECORD_SCHEMA))
 
 
 def _value(fields: Sequence[bytes], name: bytes) -> bytes:
@@ -156,6 +165,8 @@ class ChannelKind:
     server_wait_s = 10.0
 
     def __init__(self, options: Mapping[str, str]) -> None:
+        if "rows" in options:
+            raise ConfigError("the option rows is for telemetry", do="set kind to telemetry, or leave rows out")
         self._pattern = options.get("channel", "*").encode("utf-8", "surrogateescape")
         if not self._pattern:
             raise ConfigError("the option channel is empty", do="name a channel, or a pattern like orders.*")
@@ -193,13 +204,13 @@ class ChannelKind:
         number = _value(fields, NUMBER_FIELD)
         return int(number) if number.isdigit() else None
 
-    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> pa.RecordBatch:
+    def rows(self, server: str, stream: str, entries: Sequence[Entry], ahead_ms: int) -> Iterable[pa.RecordBatch]:
         """One row for each message, stream end and gap. `recorded_at` is by the server's clock."""
         batch = decode_entries(stream, server, entries)
         if self._where is not None:
             kept = matching(pa.Table.from_batches([batch]), self._where).combine_chunks().to_batches()
             batch = kept[0] if kept else batch.slice(0, 0)
-        return batch.replace_schema_metadata(None)
+        return (batch.replace_schema_metadata(None),)
 
 
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {

@@ -4,6 +4,7 @@ Owns the options. Spark accepts option names in any case; after this module they
 
     kind                telemetry (default) or channel
     channel, where      of kind channel: a name or pattern, and a filter
+    rows                of kind telemetry: hosts (default), units or records
     coordinator         shoal://user:password@host:port, or shoals://...?ca=FILE&cert=FILE, with files that all
                         workers have; or
     servers             s1=host:port,s2=host:port; or
@@ -50,6 +51,7 @@ READER_OPTIONS: Final = (
     "kind",
     "channel",
     "where",
+    "rows",
     "startingOffsets",
     "startingTimestamp",
     "endingOffsets",
@@ -149,7 +151,7 @@ def _starting(options: Mapping[str, str], kind: Kind) -> Start:
     try:
         return read_time(text, time.time()) // 1000
     except ConfigError as error:
-        raise ConfigError(f"startingTimestamp is {error.what}", do=error.do) from None
+        raise ConfigError(f"startingTimestamp: {error.what}", do=error.do) from None
 
 
 def _offset(name: str, text: str, kind: Kind) -> Start:

@@ -129,8 +129,8 @@ class _PartReader:
                     self._check_uncounted(slice, streams)
                 self._after = EntryId.parse(page[-1][0])
                 self._count += len(page)
-                rows = part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms)
-                yield matching_rows(rows, part.conditions)
+                for rows in part.kind.rows(part.server.id, slice.stream, page, part.ahead_ms):
+                    yield matching_rows(rows, part.conditions)
             self._check_end(slice, streams)
             self._slices.pop(0)
             self._start_slice()

@@ -4,7 +4,8 @@ Owns the meaning of columns, and the ids. The bus publishes.
 
     channel     string or binary: the channel; or the option `channel`, for all rows
     payload     binary or string
-    attributes  optional: a map of strings to strings, numbers or booleans, or JSON text as the source returns it
+    attributes  optional: a map of strings to strings, numbers, booleans or arrays of them, or JSON text
+                as the source returns it
 
 Each message has the attribute `shoal_id`: `<writer>/<batch>/<partition>/<row>`. The writer is the id of the streaming
 query, which survives a restart from the checkpoint, or of the batch write. So a micro-batch that Spark repeats has the
@@ -27,6 +28,7 @@ from shoal.bus import connect
 from shoal.bus.location import find_url
 from shoal.coordination.link import parse_address
 from shoal.errors import ConfigError
+from shoal.pipeline.message_ids import ID_ATTRIBUTE
 from shoal.pipeline.source.columns import check_written, row_attributes
 from shoal.pipeline.source.options import WRITER_OPTIONS, known_options
 
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-ID_ATTRIBUTE: Final = "shoal_id"
 QUERY_PROPERTY: Final = "sql.streaming.queryId"
 BATCH_PROPERTY: Final = "streaming.sql.batchId"
 

@@ -34,7 +34,7 @@ class Java(msgspec.Struct, frozen=True):
     version: int
     """The major version; 17 for 17.0.15."""
     text: str
-    """The first line of `java -version`."""
+    """The line of `java -version` with the version. Java may print others before it, such as JAVA_TOOL_OPTIONS."""
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
@@ -56,4 +56,4 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
     version = int(match[1])
     if version < JAVA_MIN:
         raise NoJavaError(f"{path} is Java {version}; Spark needs {JAVA_MIN} or newer", do=ADVICE)
-    return Java(path, version, output.splitlines()[0])
+    return Java(path, version, next(line for line in output.splitlines() if _VERSION.search(line)))
