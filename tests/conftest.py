@@ -13,8 +13,9 @@ means `real`; everything else is `core`.
 With `--tls`, or SHOAL_LOCAL_TLS=true, clusters use TLS unless a test asks for one without.
 
 A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
-the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. The tiers run
-in the order spark, real, core, so that the long tests are not the last ones.
+the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. Tests with a
+fixture of scope `module` run in one worker too: otherwise each worker would make its own. The tiers run in the order
+spark, real, core, so that the long tests are not the last ones. `--cost` prints the CPU seconds of each module.
 
 No property test is judged by the time it takes: machines are shared. To look for new examples, run with
 `SHOAL_EXAMPLES=random`; an example that fails then is replayed from Hypothesis' own database.
@@ -32,6 +33,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.support.cpu_cost import CpuCost
 from tests.support.one_worker import only_one_worker
 
 if TYPE_CHECKING:
@@ -49,6 +51,10 @@ SERVER_MODULES: Final = {
 }
 """Test modules that import from one of these start servers."""
 
+SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of every Java that tests start, by JAVA_TOOL_OPTIONS. A Java that lives for seconds spends half of its CPU
+time on optimizing code that it runs a few times."""
+
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", untimed, derandomize=True)
 settings.register_profile("random", untimed)
@@ -59,12 +65,16 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option for clusters with TLS."""
+    """Adds the suite's options."""
     parser.addoption("--tls", action="store_true", help="run real clusters with TLS")
+    parser.addoption("--cost", action="store_true", help="print CPU seconds by module, child processes included")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Makes TLS the default of clusters in this process, and of `shoal up` in others."""
+    """Makes TLS the default of clusters in this process, and of `shoal up` in others. Chooses Java's compiler."""
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", SHORT_JAVA)
+    if config.getoption("--cost"):
+        config.pluginmanager.register(CpuCost())
     if config.getoption("--tls") or os.environ.get("SHOAL_LOCAL_TLS", "").lower() in ("true", "1"):
         from shoal.cluster.local import LocalCluster
 
@@ -81,10 +91,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid} names more than one tier: {', '.join(sorted(named))}")
         if not named:
             item.add_marker(tier_of(item))
-        for group in GROUPS:
-            if group in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group(group))
+        if item.get_closest_marker("xdist_group") is None and (group := group_of(item)):
+            item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: next(TIERS.index(mark.name) for mark in item.iter_markers() if mark.name in TIERS))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def machine_loops() -> None:
+    """Agents in the process of a test run compiled loops, as others do; `./shoal test` has compiled them."""
+    from shoal.channels.telemetry import loop_image
+
+    loop_image.ensure()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -103,6 +120,16 @@ def tier_of(item: pytest.Item) -> str:
     return "real" if named_real or origins & SERVER_MODULES else "core"
 
 
+def group_of(item: pytest.Item) -> str:
+    """The group of a test that does not name one; empty if it may run in any worker."""
+    for group in GROUPS:
+        if group in getattr(item, "fixturenames", ()):
+            return group
+    used = getattr(item, "_fixtureinfo", None)
+    shares = used is not None and any(found[-1].scope == "module" for found in used.name2fixturedefs.values() if found)
+    return item.nodeid.partition("::")[0] if shares else ""
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skips tests on Spark where there is no Java or no PySpark."""
     if item.get_closest_marker("spark") is not None and (missing := missing_for_spark()):
@@ -112,14 +139,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @functools.cache
 def missing_for_spark() -> str:
     """Why Spark cannot run here; empty if it can."""
-    from shoal.errors import NoJavaError, NoSparkError
+    from shoal.errors import MissingExtraError, NoJavaError
     from shoal.pipeline.session import import_spark
     from shoal.pipeline.spark.java import find_java
 
     try:
         find_java()
         import_spark()
-    except (NoJavaError, NoSparkError) as error:
+    except (NoJavaError, MissingExtraError) as error:
         return str(error)
     return ""
 

@@ -164,6 +164,7 @@ def test_reasons_of_gaps_are_those_of_the_code() -> None:
         ("moves", "protocol-moves.md", "## What would break it"),
         ("recording", "simulator.md", "## The scenario `recording`"),
         ("balancer", "simulator.md", "## The scenario `balancer`"),
+        ("queue", "protocol-queues.md", "## What would break it"),
     ],
 )
 def test_every_break_is_described(protocol: str, page: str, heading: str) -> None:
@@ -171,6 +172,11 @@ def test_every_break_is_described(protocol: str, page: str, heading: str) -> Non
     described = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE)}
     others = {name for other in PROTOCOLS.values() if other.name != protocol for name in other.breaks}
     assert described - others == set(PROTOCOLS[protocol].breaks) - others
+
+
+def test_the_sample_of_a_coordinator_says_where_its_data_is() -> None:
+    sample = read(ROOT / "docs" / "operations.md").split("aclfile /etc/shoal/coordinator.acl")[1].split("```")[0]
+    assert "\ndir /" in sample
 
 
 def test_the_operations_page_lists_every_setting() -> None:

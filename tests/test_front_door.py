@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+LOCKS = ("server", "bench", "test", "spark")
+"""What is installed by need, each with a stamp of its own."""
 
 
 class Door:
@@ -22,15 +24,13 @@ class Door:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.stamp = home / ".venv" / "shoal-stamp"
+        self.stamp = home / ".venv" / "server-stamp"
         self.spark_stamp = home / ".venv" / "spark-stamp"
         (home / "requirements").mkdir(parents=True)
         (home / ".venv" / "bin").mkdir(parents=True)
         shutil.copy(ROOT / "shoal", home / "shoal")
-        (home / "pyproject.toml").write_text("x")
-        (home / "requirements" / "shoal.lock").write_text("y")
-        (home / "requirements" / "spark-build.lock").write_text("a")
-        (home / "requirements" / "spark.lock").write_text("b")
+        for name in (*LOCKS, "spark-build"):
+            (home / "requirements" / f"{name}.lock").write_text(name)
         self.script(home / ".venv" / "bin" / "python", 'echo "python in $(pwd): $*"')
         self.script(home / ".venv" / "bin" / "redis-server", "exit 0")
         self.write_stamp()
@@ -42,9 +42,10 @@ class Door:
         path.chmod(0o755)
 
     def write_stamp(self) -> None:
-        for stamp, text in ((self.stamp, b"xy"), (self.spark_stamp, b"ab")):
-            sums = subprocess.run(["cksum"], input=text, capture_output=True, check=True).stdout.decode().strip()
-            stamp.write_text(f"{sums} {self.home.resolve()}\n")
+        for name in LOCKS:
+            done = subprocess.run(["cksum"], input=name.encode(), capture_output=True, check=True)
+            stamp = f"{done.stdout.decode().strip()} {self.home.resolve()}"
+            (self.home / ".venv" / f"{name}-stamp").write_text(stamp + "\n")
 
     def run(
         self, *words: str, door: Path | None = None, cwd: Path | None = None, **environ: str
@@ -107,7 +108,7 @@ def test_check_runs_everything_and_fails_if_one_fails(door: Door) -> None:
     assert [line.split()[0] for line in done.stdout.splitlines()] == ["ruff", "ruff", "mypy", "pytest"]
 
 
-@pytest.mark.parametrize("change", ["pyproject.toml", "requirements/shoal.lock", "stamp", "moved"])
+@pytest.mark.parametrize("change", ["requirements/server.lock", "stamp", "moved"])
 def test_a_change_prepares_again(change: str, door: Door, tmp_path: Path) -> None:
     if change == "stamp":
         door.stamp.unlink()
@@ -143,24 +144,65 @@ def test_two_first_uses_at_once_install_once(door: Door) -> None:
     both = [subprocess.Popen([door.home / "shoal", "status"], env=environ, stderr=subprocess.DEVNULL) for _ in "12"]
     assert [process.wait() for process in both] == [0, 0]
     calls = (door.home / "calls").read_text().splitlines()
-    assert len(calls) == 2
-    assert "--require-hashes" in calls[0]
-    assert "--no-deps" in calls[1]
+    assert len(calls) == 1
+    assert "--no-deps --require-hashes" in calls[0]
+    assert calls[0].endswith("requirements/server.lock")
+
+
+def test_a_demo_does_not_wait_for_the_compilation_of_loops(door: Door) -> None:
+    end, calls = door.home / "end", door.home / "calls"
+    compiles = f'while [ ! -e "{end}" ]; do sleep 0.1; done'
+    python = f'case "$*" in *loop_builder*) {compiles} ;; *) echo "$*" >>"{calls}" ;; esac'
+    Door.script(door.home / ".venv" / "bin" / "python", python)
+    door.stamp.unlink()
+    environ = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "SHOAL_NO_INSTALL": "1"}
+    try:  # it ends, and so do the pipes behind it, before the compiler does
+        subprocess.run([door.home / "shoal", "demo"], env=environ, check=True, capture_output=True, timeout=300)
+    finally:
+        end.touch()
+    assert calls.read_text().splitlines()[-1] == "-m shoal.cli demo"
 
 
 def test_loops_are_compiled_and_tests_collected_once_before_the_workers_start(door: Door) -> None:
     calls = door.home / "calls"
     python = f'case "$*" in *filters*) sleep 0.3 ;; esac; echo "$*" >>"{calls}"'
     Door.script(door.home / ".venv" / "bin" / "python", python)
-    loops = {f"shoal.{each}" for each in ("channels.telemetry.analyzer", "balance.warm_up", "filters.index.warm_up")}
-    for command, wanted in (("status", {"shoal.channels.telemetry.analyzer"}), ("test", loops)):
-        calls.write_text("")
-        door.stamp.unlink()
-        assert door.run(command, PATH=f"{Path(sys.executable).parent}:/usr/bin:/bin").returncode == 0
-        *before, last = calls.read_text().splitlines()
-        assert {line.split()[2] for line in before if line.startswith("-c from shoal.")} == wanted
-        assert last.startswith("-m shoal.cli" if command == "status" else "-m pytest -n")
-        assert ("-m pytest --collect-only --quiet" in before) == (command == "test")
+    (door.home / ".venv" / "test-stamp").unlink()
+    assert door.run("test", "-m", "core").returncode == 0
+    *before, last = calls.read_text().splitlines()
+    assert last.startswith("-m pytest -n")
+    for work in ("loop_builder", "filters.index.warm_up", "balance.warm_up", "-m pytest --collect-only --quiet"):
+        assert any(work in line for line in before), work
+
+
+@pytest.mark.parametrize(
+    ("words", "locks"),
+    [
+        (("demo", "--seconds", "20", "--headless"), ["server"]),
+        (("up",), ["server"]),
+        (("pub", "a"), ["server"]),
+        (("soak", "channels"), ["server"]),
+        (("history", "a", "--since", "1m"), ["server"]),
+        (("history", "a", "--since", "1m", "--archive", "x"), ["server", "bench"]),
+        (("bench", "match"), ["server", "bench"]),
+        (("experiment", "dynamoth-1"), ["server", "bench"]),
+        (("test", "-m", "core"), ["server", "test"]),
+        (("check",), ["server", "test", "spark-build", "spark"]),
+        (("pipeline", "load"), ["server", "bench", "spark-build", "spark"]),
+        (("sim", "channels"), ["server"]),
+        (("sim", "queue"), ["server", "bench"]),
+    ],
+)
+def test_a_command_installs_what_it_needs(words: tuple[str, ...], locks: list[str], door: Door, tmp_path: Path) -> None:
+    for name in LOCKS:
+        (door.home / ".venv" / f"{name}-stamp").unlink()
+    Door.script(door.home / ".venv" / "bin" / "python", f'[ "$2" != pip ] || echo "$*" >>"{door.home}/calls"')
+    java, path = java_home(tmp_path / "java"), f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    for _ in range(2):  # and the second time nothing
+        assert door.run(*words, PATH=path, JAVA_HOME=java).returncode == 0
+    calls = (door.home / "calls").read_text().splitlines()
+    assert [Path(line.split()[-1]).stem for line in calls] == locks
+    assert all("--no-deps --require-hashes" in line for line in calls)
 
 
 def java_home(directory: Path) -> str:
@@ -236,3 +278,14 @@ def test_every_requirement_is_pinned_and_hashed_and_names_no_address() -> None:
         assert "://" not in text
         for line in text.splitlines():
             assert re.match(r"[a-z0-9-]+==\S+ .*--hash=sha256:[0-9a-f]{64}", line), line
+
+
+def test_the_locks_fit_into_one_environment() -> None:
+    versions: dict[tuple[str, str], set[str]] = {}  # by package, and by the Python that the line is for
+    for lock in sorted((ROOT / "requirements").glob("*.lock")):
+        for name, version, marker in re.findall(r"^([a-z0-9.-]+)==([^ ;]+)([^\\]*)", lock.read_text(), re.MULTILINE):
+            versions.setdefault((name, marker.strip()), set()).add(version)
+    assert {key: found for key, found in versions.items() if len(found) > 1} == {}
+    light = (ROOT / "requirements" / "server.lock").read_text()
+    for heavy in ("pyspark", "moto", "polars", "duckdb", "mypy", "matplotlib", "pytest"):
+        assert not re.search(rf"^{heavy}==", light, re.MULTILINE), heavy

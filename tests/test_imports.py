@@ -52,6 +52,7 @@ LAYERS: Final = (
     ("limits",),
     ("folders",),
     ("rules",),  # protocol rules that the simulator can switch off
+    ("extras",),  # which extra has a missing package
     ("errors",),
     ("version",),
 )
@@ -225,7 +226,7 @@ def test_an_indirect_import_of_channels_is_reported(tmp_path: Path) -> None:
 
 # What comes from the runtime
 
-SHELLS_AND_CORES: Final = ("bus", "channels", "leader", "coordination", "wire", "plan", "balance", "load")
+SHELLS_AND_CORES: Final = ("bus", "channels", "queues", "leader", "coordination", "wire", "plan", "balance", "load")
 
 SURROUNDINGS: Final = {
     "time": "take the time from the caller, the event loop or Runtime.wall",
@@ -271,6 +272,7 @@ EXCEPTIONS: Final = {
     ("shoal.redis.feeds", "redis"): "raises the exceptions of redis-py",
     ("shoal.redis.options", "redis"): "reads the options of redis-py's client",
     ("shoal.redis.pubsub", "redis"): "raises the exceptions of redis-py",
+    ("shoal.cluster.weight", "redis"): "hears the heartbeats of an agent as any subscriber does",
     ("shoal.lab.bench.client_redis_py", "redis"): "a contender",
     ("shoal.lab.bench.pipeline_source", "redis"): "a contender",
     ("shoal.lab.bench.client_raw", ".create_connection"): "a contender: the least that a client must do",

@@ -113,6 +113,16 @@ def test_the_page_is_served_on_loopback_until_closed(registry: CollectorRegistry
     metrics.MetricsPage(page.port, registry=registry).close()
 
 
+def test_the_page_listens_where_it_is_told(registry: CollectorRegistry) -> None:
+    with (
+        metrics.MetricsPage(0, host="127.0.0.2", registry=registry) as page,
+        urllib.request.urlopen(f"http://127.0.0.2:{page.port}/metrics") as answer,
+    ):
+        assert answer.status == 200
+    with pytest.raises(ConfigError, match=r"cannot listen on 203\.0\.113\.9: .*set metrics_host to an address"):
+        metrics.MetricsPage(0, host="203.0.113.9", registry=registry)
+
+
 def test_the_page_uses_tls_and_renewed_certificates(registry: CollectorRegistry, tmp_path: Path) -> None:
     files = TlsFiles(tmp_path)
     served = TlsSettings(cert=files.settings("server").cert)

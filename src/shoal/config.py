@@ -96,7 +96,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """`text` is key=value for people, `json` is one object per line for programs."""
 
     metrics_port: int = 0
-    """Port of the metrics page on the loopback interface; 0 means no page."""
+    """Port of the metrics page; 0 means no page. In a local cluster, the first of several: see docs/operations.md."""
+
+    metrics_host: str = "127.0.0.1"
+    """Address on which metrics pages listen. The default is the loopback interface; `0.0.0.0` is all interfaces. The
+    page needs no login, and names the busiest channels."""
 
     limits: Limits = Limits()
     """Sizes and times, see `shoal.limits`."""

@@ -2,6 +2,7 @@
 
     ShoalError
     ├── ConfigError                     an invalid setting, and its source
+    ├── MissingExtraError               a package is not installed, and the extra that has it
     ├── ConnectError                    no usable connection
     │   ├── AuthenticationError             wrong user or password
     │   ├── ServerTooOldError               the server lacks a required feature
@@ -36,12 +37,23 @@
     ├── FilterError                     an invalid filter, with the position of the error
     │   ├── EmptyFilterError                no event can match it
     │   └── FilterTooLargeError             above a filter limit
+    ├── QueueError                      an operation on a queue failed
+    │   ├── QueueNotFoundError              there is no such queue
+    │   ├── QueueNameError                  not a valid name of a queue, key or message id
+    │   ├── QueueFullError                  the queue holds as many messages or bytes as it may
+    │   ├── TooManyKeysError                the queue holds as many keys as it may
+    │   ├── TooManyIdsError                 the queue remembers as many message ids as it may
+    │   ├── AlreadyAcceptedError            a message with this id was accepted before
+    │   ├── JobLostError                    this consumer does not hold the job any more
+    │   ├── ConsumerInactiveError           this consumer did not acknowledge a message
+    │   ├── DeadLettersFullError            no room for a message that failed for the last time
+    │   ├── StoreFullError                  the store has no memory or disk left
+    │   └── QueueUnavailableError           the store of the queue does not answer
     ├── SnapshotError                   not an index snapshot, or a damaged one
     ├── EventError                      invalid event attributes
     ├── ArchiveError                    a missing, damaged or incompatible archive
     ├── PipelineError                   a Spark job cannot start or continue
     │   ├── NoJavaError                     no Java, or one too old for Spark
-    │   ├── NoSparkError                    PySpark is not installed
     │   ├── HeapTooSmallError               the Java heap is too small for Spark or the job
     │   ├── TrimmedError                    stream entries were dropped before they were read
     │   └── CheckpointError                 a checkpoint is missing, damaged or of another job
@@ -75,6 +87,10 @@ class ShoalError(Exception):
 
 class ConfigError(ShoalError):
     """A setting is unknown, has an invalid value, or contradicts another one."""
+
+
+class MissingExtraError(ShoalError, ImportError):
+    """A package of an optional extra is not installed. The message names the extra."""
 
 
 class ConnectError(ShoalError):
@@ -253,6 +269,59 @@ class FilterTooLargeError(FilterError):
     """The filter, or a part of it, is above a limit. Nothing was subscribed."""
 
 
+class QueueError(ShoalError):
+    """An operation on a queue failed."""
+
+
+class QueueNotFoundError(QueueError):
+    """There is no queue of this name. Nothing was stored."""
+
+
+class QueueNameError(QueueError):
+    """The name of a queue, a key or a message id is empty, too long, or has invalid characters. Nothing was stored."""
+
+
+class QueueFullError(QueueError):
+    """The queue holds `messages_max` messages or `bytes_max` bytes. The message was not stored."""
+
+
+class TooManyKeysError(QueueError):
+    """The queue holds messages of `keys_max` keys. The message, of another key, was not stored."""
+
+
+class TooManyIdsError(QueueError):
+    """The queue remembers `dedupe_ids_max` message ids. The message was not stored, because a second one with its id
+    could not be refused."""
+
+
+class AlreadyAcceptedError(QueueError):
+    """A message with this id and key was accepted within `dedupe_s`. This one was not stored."""
+
+
+class JobLostError(QueueError):
+    """This consumer does not hold the job any more: its lease ended, or the queue was purged. Another consumer may
+    already have the message; undo or ignore what was done for it."""
+
+
+class ConsumerInactiveError(QueueError):
+    """This consumer got a message several times and did not acknowledge it within `ack_timeout`. It has left the queue,
+    and its messages went to others."""
+
+
+class DeadLettersFullError(QueueError):
+    """The message failed for the last time, and there are `dead_max` dead letters. It stays at the head of its key, and
+    the key is halted."""
+
+
+class StoreFullError(QueueError):
+    """The store has no memory or disk left. Nothing was stored."""
+
+
+class QueueUnavailableError(QueueError, ConnectionError):
+    """The store of the queue did not answer in time. Unless it says otherwise, a message may have been stored: put it
+    again with the same `id`, and it is stored once."""
+
+
 class SnapshotError(ShoalError):
     """A file is not an index snapshot, or is damaged or truncated. Nothing was loaded."""
 
@@ -271,10 +340,6 @@ class PipelineError(ShoalError):
 
 class NoJavaError(PipelineError):
     """Java is missing, or too old for Spark."""
-
-
-class NoSparkError(PipelineError):
-    """PySpark is not installed."""
 
 
 class HeapTooSmallError(PipelineError):

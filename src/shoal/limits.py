@@ -51,6 +51,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     attributes_max: int = 64
     """Number of attributes of one message. More are rejected with PublishError."""
 
+    array_combinations_max: int = 1024
+    """Combinations of one element from each array of an event: the product of their lengths. More are rejected with
+    EventError."""
+
     attribute_name_bytes_max: int = 255
     """Longest attribute name in bytes (UTF-8). Longer ones are rejected with EventError or FilterError."""
 
@@ -264,6 +268,28 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     dropped; readers see that they were.
     """
 
+    # -- Queues ----------------------------------------------------------------------------------------------
+
+    queue_batch_messages_max: int = 256
+    """Messages in one request to a store. More are sent in several."""
+
+    queue_batch_bytes_max: int = 4 * MIB
+    """Bytes in one request to a store. A request has at least one message, of any size."""
+
+    queue_put_timeout_s: float = 30.0
+    """How long `put` tries, also while the queue is full and the caller waits. After that it raises
+    QueueUnavailableError or QueueFullError.
+    """
+
+    queue_full_retry_s: float = 0.02
+    """Pause before a message that found the queue full is sent again; it doubles with each attempt."""
+
+    queue_full_retry_s_max: float = 1.0
+    """Longest such pause."""
+
+    queue_poll_s: float = 1.0
+    """Longest time between two turns of a consumer. Jobs are pushed; this is the fallback."""
+
     # -- Connections and timeouts ----------------------------------------------------------------------------
 
     unreachable_s: float = 15.0
@@ -372,6 +398,7 @@ _RULES: Final = (
     _AtMost("subscriptions_max", "registered_per_client_max", "an agent must have room for all subscriptions of a bus"),
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first delay is the shortest"),
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
+    _AtMost("queue_full_retry_s", "queue_full_retry_s_max", "the first pause is the shortest"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),
     _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),
 )
@@ -397,6 +424,7 @@ PUBLIC: Final = frozenset(
         "enrol_timeout_s",
         "subscribe_timeout_s",
         "drain_timeout_s",
+        "queue_put_timeout_s",
     }
 )
 """Limits that users may need to change. The others are internal: they can be set, but may change between versions."""

@@ -5,14 +5,16 @@ Owns the types that a subscription yields. It does not depend on servers, plans 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import msgspec
 
-AttributeValue: TypeAlias = str | int | float | bool
+AttributeScalar: TypeAlias = str | int | float | bool
+AttributeValue: TypeAlias = AttributeScalar | Sequence[AttributeScalar]
+"""The value of an attribute: one value, or an array of them."""
 Attributes: TypeAlias = Mapping[str, AttributeValue]
-GivenAttributes: TypeAlias = Mapping[str, AttributeValue | None]
+GivenAttributes: TypeAlias = Mapping[str, AttributeScalar | Sequence[AttributeScalar | None] | None]
 """Attributes as passed to `publish`: None means absent and is not sent."""
 
 

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: one registry per process, checked names, and no label per channel.
 
-Owns the registry, the naming rules (prefix `shoal_`, base units, `_total` for counters), `TopK` and the page on the
-loopback interface. It counts nothing itself; other modules create their metrics here at import.
+Owns the registry, the naming rules (prefix `shoal_`, base units, `_total` for counters), `TopK` and the page. It counts
+nothing itself; other modules create their metrics here at import.
 
 A label value per channel would create one time series per channel. `TopK` exposes only the k busiest channels of the
 last interval, from a table of bounded size.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import heapq
+import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -45,6 +46,9 @@ _BAD_UNITS: Final = (
     "_mib",
     "_percent",
 )
+
+_NO_SUCH_HOST: Final = (socket.EAI_NONAME, socket.EAI_AGAIN, socket.EAI_FAIL)
+"""Errors of the name resolution."""
 
 LATENCY_BUCKETS_S: Final = (
     0.0001,
@@ -174,13 +178,14 @@ def _by_count(item: tuple[bytes, float]) -> float:
 
 
 class MetricsPage:
-    """The registry over HTTP on the loopback interface, until `close`. Port 0 chooses a free port. With `tls`, which
-    gives the context for the next connection, it is over HTTPS."""
+    """The registry over HTTP, until `close`; on the loopback interface unless `host` says otherwise. Port 0 chooses a
+    free port. With `tls`, which gives the context for the next connection, it is over HTTPS."""
 
     def __init__(
         self,
         port: int,
         *,
+        host: str = "127.0.0.1",
         registry: CollectorRegistry = REGISTRY,
         tls: Callable[[], ssl.SSLContext] | None = None,
     ) -> None:
@@ -189,8 +194,13 @@ class MetricsPage:
         self._server: WSGIServer
         self._thread: threading.Thread
         try:
-            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
         except OSError as error:
+            if error.errno in (errno.EADDRNOTAVAIL, *_NO_SUCH_HOST):
+                raise ConfigError(
+                    f"the metrics page cannot listen on {host}: {error.strerror}",
+                    do="set metrics_host to an address of this machine",
+                ) from None
             if error.errno != errno.EADDRINUSE:
                 raise
             raise PortInUseError(

@@ -12,8 +12,9 @@ from tests.balance import tiny_policy
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance.balancer import Balancer
-from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Pin, Why
 from shoal.balance.balancer_options import BalancerOptions
+from shoal.balance.change import Place
 from shoal.balance.effects import (
     AddHosts,
     BalancerView,
@@ -114,6 +115,7 @@ class Scene:
         self.answers: dict[str, AskOutcome] = {}
         self.proposals: dict[str, bytes] = {}
         self.recorded: set[str] = set()
+        self.pins: dict[bytes, Pin] = {}
         self.state = BalancerState()
         self.effects: list[Effect] = []
         self.load: Mapping[tuple[str, bytes], Mapping[str, Any]] = BUSY
@@ -137,6 +139,7 @@ class Scene:
             dict(self.asks),
             dict(self.proposals),
             self.recorded,
+            pins=self.pins,
         )
         found = self.core.observe(windows, view, self.now)
         for effect in found:
@@ -208,6 +211,10 @@ def single(*servers: str) -> tuple[Mode, tuple[str, ...]]:
 
 def resting(channel: bytes, *servers: str, version: int = 2, mode: Mode = Mode.SINGLE) -> Entry:
     return Entry(channel, Placement(version, mode, servers))
+
+
+def pinned(*servers: str, mode: Mode = Mode.SINGLE) -> Pin:
+    return Pin(Place(mode, servers), float(T))
 
 
 def moving(channel: bytes, old: str, new: str) -> Entry:

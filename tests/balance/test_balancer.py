@@ -121,7 +121,7 @@ class TestAuto:
         scene.window()
         assert scene.marks == {"s3": Mark.LOST}
         scene.windows(2)
-        assert scene.marks == {"s3": Mark.GUEST}
+        assert scene.marks == {"s3": Mark.RETURNED}
         scene.windows(2)
         assert outcomes(scene) == ["failed"]  # recorded once
 

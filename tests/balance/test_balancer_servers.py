@@ -8,6 +8,7 @@ from tests.balance.balancer_scene import OPTIONS, Scene, moving, resting, single
 from tests.balance.tiny_policy import Wish
 
 from shoal.balance import pool_keeper
+from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import (
     AddHosts,
     HurryMove,
@@ -268,7 +269,7 @@ class TestServersGoing:
 
 
 class TestDeaths:
-    def test_a_dead_server_is_lost_until_no_entry_names_it_and_comes_back_a_guest(self, wish: Wish) -> None:
+    def test_a_dead_server_is_lost_until_no_entry_names_it_and_may_then_come_back(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")
         scene.entries = {
             b"alone": resting(b"alone", "s3"),
@@ -291,7 +292,31 @@ class TestDeaths:
         assert scene.marks == {"s3": Mark.LOST}
         scene.end_moves()
         scene.look()
-        assert scene.marks == {"s3": Mark.GUEST}
+        assert scene.marks == {"s3": Mark.RETURNED}
+
+    @pytest.mark.parametrize("options", [OPTIONS, BY_HAND])
+    def test_a_server_that_came_back_is_a_home_again(self, options: BalancerOptions, wish: Wish) -> None:
+        """Channels without an entry, new ones among them, are placed there again."""
+        scene = Scene("s1", "s2", "s3", options=options)
+        scene.load = {("s1", b"busy %d" % number): {"publications": 1.0, "bytes_out": 9.0} for number in range(90)}
+        scene.window()
+        scene.drop("s3")
+        scene.windows(2)
+        assert scene.marks == {"s3": Mark.RETURNED}
+        scene.join("s3")
+        assert scene.ring.guests == ("s3",)
+        scene.windows(2)
+        assert scene.marks == {}
+        scene.join()
+        assert {scene.ring.home(b"new %d" % number) for number in range(30)} == {"s1", "s2", "s3"}
+
+    def test_a_server_stays_a_guest_while_its_share_of_the_ring_would_overload_it(self, wish: Wish) -> None:
+        scene = Scene("s1", "s2", "s3")
+        scene.marks = {"s3": Mark.RETURNED}
+        scene.join()
+        scene.load = {("s1", b"busy %d" % number): {"publications": 1.0, "bytes_out": 30.0} for number in range(90)}
+        scene.windows(2)
+        assert scene.marks == {"s3": Mark.RETURNED}
 
     def test_a_death_before_this_balancer_led_is_noticed(self, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")
@@ -301,7 +326,13 @@ class TestDeaths:
 
     @pytest.mark.parametrize(
         ("before", "after"),
-        [(Mark.GUEST, Mark.GUEST), (Mark.FREEING, Mark.LOST), (Mark.DRAIN, Mark.OUT), (Mark.OUT, Mark.OUT)],
+        [
+            (Mark.GUEST, Mark.GUEST),
+            (Mark.RETURNED, Mark.RETURNED),
+            (Mark.FREEING, Mark.LOST),
+            (Mark.DRAIN, Mark.OUT),
+            (Mark.OUT, Mark.OUT),
+        ],
     )
     def test_what_a_server_was_when_it_died(self, before: Mark, after: Mark, wish: Wish) -> None:
         scene = Scene("s1", "s2", "s3")

@@ -32,6 +32,12 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         read_time(text, NOW_S)
 
 
+def test_a_program_is_told_what_since_was() -> None:
+    """It read: since is 'yesterday' is not a time."""
+    with pytest.raises(SubscribeError, match=r"^since is 'yesterday', which is not a time: "):
+        time_us_of("yesterday", NOW_S)
+
+
 @pytest.mark.parametrize("text", ["-5m", "-1.5h"])
 def test_an_age_with_a_sign_is_refused_with_the_same_without(text: str) -> None:
     with pytest.raises(ConfigError, match=f"an age has no sign: write {text[1:]}$"):

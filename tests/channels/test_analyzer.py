@@ -16,9 +16,9 @@ from tests.channels.observed import FORWARDED, FRAME_BYTES_MAX, beacon, envelope
 from tests.support.redis_server import RedisServer
 
 from shoal.channels.telemetry import analyzer as analyzer_module
-from shoal.channels.telemetry.analyzer import Analyzer, ServerSample, warm_up
+from shoal.channels.telemetry.analyzer import Analyzer, ServerSample
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
-from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.loop_image import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.errors import ProtocolError
 from shoal.load.table import UnitTable
@@ -305,7 +305,7 @@ def client(server: RedisServer) -> Any:
 def matched(pattern: bytes, names: Sequence[bytes] = KEYS) -> set[bytes]:
     offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
     data = np.frombuffer(b"".join(names), np.uint8).copy()
-    found, _, whole = match_names(data, offsets, np.frombuffer(pattern, np.uint8).copy(), 1 << 40)
+    found, _, whole = match_names(data, offsets, pattern, 1 << 40)
     assert whole
     return {name for name, is_match in zip(names, found, strict=True) if is_match}
 
@@ -335,7 +335,7 @@ def test_a_match_that_takes_too_many_steps_ends_and_says_so() -> None:
     names = [b"a" * 500] * 200
     offsets = np.cumsum([0, *map(len, names)], dtype=np.int32)
     data = np.frombuffer(b"".join(names), np.uint8).copy()
-    slow = np.frombuffer(b"*" + b"a" * 400 + b"b", np.uint8).copy()
+    slow = b"*" + b"a" * 400 + b"b"
     found, steps, whole = match_names(data, offsets, slow, 100_000)
     assert not found.any()
     assert not whole
@@ -359,10 +359,5 @@ def test_rows_are_incomplete_when_patterns_were_left_out(monkeypatch: pytest.Mon
 def test_the_empty_name_is_matched_by_the_empty_pattern_only() -> None:
     nothing = np.zeros(0, np.uint8)
     offsets = np.zeros(2, np.int32)
-    assert match_names(nothing, offsets, nothing, 9)[0].tolist() == [True]
-    assert match_names(nothing, offsets, np.frombuffer(b"*", np.uint8).copy(), 9)[0].tolist() == [False]
-
-
-def test_warm_up_leaves_nothing_to_load() -> None:
-    warm_up()
-    assert match_names.signatures  # type: ignore[attr-defined]
+    assert match_names(nothing, offsets, b"", 9)[0].tolist() == [True]
+    assert match_names(nothing, offsets, b"*", 9)[0].tolist() == [False]

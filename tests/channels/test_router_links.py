@@ -64,7 +64,7 @@ def test_inbox_and_heartbeats_come_first_then_the_greeting_then_subscriptions() 
     driver = RouterDriver()
     driver.router.subscribe(b"tile", False, driver.now)
     driver.router.opened("s1", driver.now)
-    commands = driver.link("s1").outbox
+    commands = driver.sent_to("s1")
     assert commands[:3] == [(b"SUBSCRIBE", name) for name in (INBOX, PEER_CHANNEL, HEARTBEAT_CHANNEL)]
     assert commands[3][:2] == (b"PUBLISH", AGENT_CHANNEL)
     assert isinstance(control.decode(commands[3][2]).message, control.Greet)

@@ -230,6 +230,20 @@ def test_a_refused_message_is_reported_and_the_next_ones_go_on() -> None:
     assert driver.router.settled
 
 
+def test_a_refusal_concerns_only_its_own_message_also_among_replies_that_arrive_together() -> None:
+    driver = RouterDriver()
+    driver.publish(TILE, b"1")
+    driver.servers["s1"].mute = True
+    out = driver.publish(TILE, b"2", b"3", b"4", b"5")
+    for number, token in ((3, "two"), (4, "three"), (5, "four")):
+        assert driver.router.await_confirm(out, number, token)
+    driver.feed("s1", hiredis.ReplyError("OOM"), 1, hiredis.ReplyError("NOPERM"), 1)
+    driver.play()
+    assert driver.happened(PublishRefused) == [PublishRefused(TILE, "OOM"), PublishRefused(TILE, "NOPERM", "three")]
+    assert driver.happened(Confirmed) == [Confirmed(["two"]), Confirmed(["four"])]
+    assert driver.router.settled
+
+
 # Lost connections
 
 

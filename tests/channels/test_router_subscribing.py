@@ -111,7 +111,7 @@ def test_the_channel_is_subscribed_before_the_agent_is_asked() -> None:
     driver = RouterDriver()
     driver.subscribe(b"other")
     driver.router.subscribe(TILE, False, driver.now)
-    first, second = driver.link("s1").outbox
+    first, second = driver.sent_to("s1")
     assert first == (b"SUBSCRIBE", TILE)
     assert isinstance(control.decode(second[2]).message, control.Hello)
 

@@ -15,6 +15,8 @@ from shoal.wire.envelope import BEACON, ENDED, FINAL, FORWARDED, HEADER, UNKNOWN
 from shoal.wire.identity import AgentSecret
 from shoal.wire.lane_tag import TAG_AT, covered_end, lane_state, mark_of, tagged
 
+pytestmark = pytest.mark.usefixtures("every_loops")
+
 OLD, NEW = (AgentSecret(generation, bytes((generation,)) * 32) for generation in (1, 2))
 TILE = b"tile"
 VICTIM, ATTACKER = 0xA11CE, 0xBAD

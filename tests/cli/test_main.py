@@ -50,6 +50,29 @@ def greet(monkeypatch: pytest.MonkeyPatch) -> list[argparse.Namespace]:
     return calls
 
 
+def test_bytes_that_are_not_text_can_be_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line gives them as surrogates, which no terminal and no JSON reader takes."""
+    odd = b"a\xff".decode("utf-8", "surrogateescape")
+    output.result(argparse.Namespace(json=False), {}, odd)
+    output.result(argparse.Namespace(json=True), {"channel": odd, "names": [odd], "by": {odd: 1}}, "")
+    output.note(odd)
+    out, err = capsys.readouterr()
+    text, facts = out.splitlines()
+    assert (text, err) == ("a\\xff", "a\\xff\n")
+    assert json.loads(facts) == {"channel": "a\\xff", "names": ["a\\xff"], "by": {"a\\xff": 1}}
+    out.encode()
+
+
+def test_counts_have_their_noun() -> None:
+    assert [output.plural(count, "plan") for count in (0, 1, 2)] == ["0 plans", "1 plan", "2 plans"]
+
+
+def test_a_wrong_channel_is_refused_before_input_is_read(capsys: pytest.CaptureFixture[str]) -> None:
+    """The traceback of the thread that reads the input was mixed with the error."""
+    assert cli.main(["pub", ""]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"shoal {__version__}\n"

@@ -30,5 +30,5 @@ def test_other_kinds_are_shown_with_their_reasons() -> None:
     assert (lamp["change"], lamp["unit"], lamp["after"], lamp["reason"]) == ("lamp", "desk\\n", "y", "overload")
     assert (shelf["change"], shelf["kind"], shelf["count"], shelf["site"]) == ("hosts", "shelf", 2, "attic")
     lines = text_of(PROPOSAL).splitlines()
-    assert "1 moves" in lines[0]
+    assert ": 1 move," in lines[0]
     assert lines[1:] == ["  add 2 shelf: overload", "  lamp desk\\n: overload (watts 90)"]

@@ -43,7 +43,7 @@ def test_plans_and_moves_are_the_newest_with_their_reasons() -> None:
     assert {move.channel for move in view.moves[:2]} == {"c19", "hot"}
     text = text_of(view)
     assert "s1, s3 (all_publishers)" in text
-    assert re.search(r"c19 +│ s1 +│ 87 % +│ s2 +│ overload", text)
+    assert re.search(r"c19 +s1 +87 % +s2 +overload", text)
 
 
 def test_servers_that_come_and_go_are_told() -> None:

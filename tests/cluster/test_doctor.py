@@ -81,12 +81,16 @@ def test_remains_of_a_cluster_are_found(tmp_path: Path) -> None:
 
 
 def test_the_command_prints_lines_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    status = main(["doctor", "--state-dir", str(tmp_path / "none")])
+    status = main(["doctor", "--quick", "--state-dir", str(tmp_path / "none")])
     text = capsys.readouterr().out
     assert "python" in text
     assert main(["doctor", "--json", "--state-dir", str(tmp_path / "none")]) == status
     facts = json.loads(capsys.readouterr().out)
     assert facts["healthy"] == (status == 0)
+    for name in ("agent_rss_mb", "agent_pss_mb", "client_install_mb"):  # an idle agent, a client
+        assert 0 < facts[name] <= doctor.WEIGHT_MAX[name]
+    for name in ("agent_start_cold_s", "agent_start_warm_s"):  # a busy machine takes longer than allowed
+        assert facts[name] > 0
     assert not (tmp_path / "none").exists()
 
 
@@ -142,6 +146,7 @@ def test_a_server_of_the_user_is_checked(capsys: pytest.CaptureFixture[str], tmp
             "--state-dir",
             str(tmp_path / "none"),
             "doctor",
+            "--quick",
             "--server",
             f"{server.host}:{server.port}",
             "--json",

@@ -53,6 +53,12 @@ def name_of(text: str) -> bytes:
     return re.sub(rb"\\x([0-9a-f]{2})", lambda found: bytes.fromhex(found[1].decode()), text.encode())
 
 
+def test_arrays_are_recorded_and_satisfy_filters_on_their_elements() -> None:
+    both = record(blob(1, attributes={"tags": ["sport", "tennis"]}), blob(2, attributes={"tags": ["politics"]}))
+    kept = matching(both, parse("tags = 'tennis'"))
+    assert [item.attributes for item in to_items(kept) if isinstance(item, Message)] == [{"tags": ["sport", "tennis"]}]
+
+
 @given(st.binary() | st.text().map(str.encode) | st.from_regex(rb"(\xff|\\|x|5c|ff|q)*", fullmatch=True))
 def test_the_text_of_a_channel_is_unique(channel: bytes) -> None:
     assert name_of(channel_text(channel)) == channel

@@ -245,9 +245,15 @@ async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[st
             assert (status, replayed["same"], replayed["replayed"]) == (0, True, facts["digest"])
         recorded = AuditLog(cluster.directory.audit).find(facts["digest"])
         assert LoadWindow.from_bytes(recorded.window, KINDS).end_s == facts["window_end_s"]
+        for name in CHANNELS:
+            status, pinned = await shell(cluster, capsys, "plan", "pin", name)
+            assert (status, pinned["pinned"]) == (0, True)
+        status, facts = await shell(cluster, capsys, "plan", "propose")
+        assert (facts["moves"], sorted(facts["pinned"])) == ([], sorted(CHANNELS))
 
 
-async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:
+async def test_a_dead_server_is_noticed_and_comes_back_as_a_home(capsys: pytest.CaptureFixture[str]) -> None:
+    """A channel that was pinned there fails over. New channels land on the server again: none of 30 did."""
     async with (
         LocalCluster(2, limits=LIMITS, balancers=1, servers_max=2) as cluster,
         watching(cluster) as watch,
@@ -266,12 +272,15 @@ async def test_a_dead_server_is_noticed_and_comes_back_empty() -> None:
             return "s2" not in await watch.servers_of(channel)
 
         async def back() -> bool:
-            ring = await watch.ring()
-            return "s2" in ring.ids and "s2" not in ring.homes
+            return "s2" in (await watch.ring()).homes
 
         await until(elsewhere)
         assert "s2" not in (await watch.ring()).ids
         for name in ("s2", "agent-s2"):
             cluster.release(name)
         await until(back)
-        assert await watch.marks() == {"s2": "guest"}
+        assert await watch.marks() == {}
+        ring = await watch.ring()
+        assert {ring.home(b"new.%d" % number) for number in range(30)} == {"s1", "s2"}
+        _, shown = await shell(cluster, capsys, "plan", "show", channel)
+        assert [(pin["servers"], pin["failed_over"]) for pin in shown["pins"]] == [(["s2"], True)]

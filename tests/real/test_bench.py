@@ -1,4 +1,4 @@
-"""`shoal bench channels`, on a real cluster, so short that only its shape and its sense can be judged."""
+"""`shoal bench channels` and `recording`, on real clusters, so short that only shape and sense can be judged."""
 
 from __future__ import annotations
 
@@ -77,3 +77,15 @@ def test_a_run_never_publishes_more_than_a_server_buffers_for_one_subscriber() -
 
 def test_a_tiny_run_still_gives_every_task_a_message() -> None:
     assert ChannelsOptions(run_s=1e-9, tasks=64).messages("confirmed", "shoal") == 64
+
+
+async def test_a_short_run_of_the_recorder_has_its_rate_and_a_burst(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("bench", "recording", "--rounds", "1", "--rate-messages", "800", "--burst-max", "800", "--json")
+    status = await asyncio.to_thread(cli.main, words)
+    facts = json.loads(capsys.readouterr().out)
+    assert status == 0
+    sustained, burst = facts["rows"]
+    assert facts["rows_per_s"] == sustained["rows_per_s"] > 0
+    assert (burst["recorded"], burst["gaps"]) == (800, 0)
+    assert facts["burst_messages"] == 800
+    assert not facts["burst_is_limit"]

@@ -210,7 +210,7 @@ async def test_a_refusal_is_raised_by_the_publish_that_waits_for_it(bus: shoal.B
         ("x" * 513, b"x", None, ChannelNameError),
         ("__shoal:heartbeat", b"x", None, ChannelNameError),
         ("big", b"x" * (DEFAULT_LIMITS.payload_bytes_max + 1), None, PayloadTooLargeError),
-        ("list", b"x", {"a": [1]}, PublishError),
+        ("list", b"x", {"a": [[1]]}, PublishError),
         ("nan", b"x", {"a": float("nan")}, PublishError),
         ("none", None, None, TypeError),
     ],

@@ -12,6 +12,7 @@ import json
 import os
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from msgspec.structs import replace
 from tests.support.connections import ask, connect_coordinator
 from tests.support.redis_server import RedisServer
 
+from shoal.balance.balancer_keys import pin_key
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.cli import main
 from shoal.cluster import background, parts, process
@@ -156,7 +158,7 @@ async def test_an_agent_that_cannot_start_fails_the_start_with_its_words(tmp_pat
         async with cluster:
             pass
     assert my_children() == before
-    assert not (tmp_path / "state").exists()
+    assert [entry.name for entry in (tmp_path / "state").iterdir()] == ["logs"]
 
 
 async def test_without_agents_only_the_servers_run() -> None:
@@ -335,14 +337,44 @@ def test_up_and_down(directory: StateDir, capsys: pytest.CaptureFixture[str]) ->
     facts = json.loads(capsys.readouterr().out)
     assert facts["ring_version"] == 1
     assert [server["load"]["connections"] >= 0 for server in facts["servers"]] == [True, True]
+    assert (facts["silent"], facts["moving"], facts["pinned"]) == ([], 0, 0)
     assert main(["status", "--state-dir", str(directory.root)]) == 0
-    assert "agent-s2" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "agent-s2" in text
+    assert max(map(len, text.replace(str(directory.root), "").splitlines())) <= 80
+    status_by_address(state, capsys)
     assert main(["up", "--state-dir", str(directory.root)]) == 1
     assert main(["down", "--json", "--state-dir", str(directory.root)]) == 0
     assert json.loads(capsys.readouterr().out) == {"stopped": True, "clean": True, "killed": 0}
     assert_gone(processes, directory.root)
     assert main(["down", "--state-dir", str(directory.root)]) == 1
     assert "there is nothing to stop" in capsys.readouterr().err
+
+
+def status_by_address(state: ClusterState, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any cluster has a status, by its address; a frozen server is named, and the others are shown."""
+    words = ["status", "--url", state.url_for(ADMIN), "--json"]
+    assert main(words) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["leader"]
+    assert [(server["id"], server["lease"], server["state"]) for server in facts["servers"]] == [
+        ("s1", True, "home"),
+        ("s2", True, "home"),
+    ]
+    assert main(["status", "--url", state.url_for(CLIENT), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["leader"], facts["pinned"], facts["servers"][0]["lease"]) == (None, None, None)
+    frozen = state.servers[0].process
+    assert frozen is not None
+    os.kill(frozen.pid, signal.SIGSTOP)
+    try:
+        assert main(words) == 1
+        facts = json.loads(capsys.readouterr().out)
+        assert (facts["silent"], facts["ready"]) == (["s1"], False)
+        assert facts["servers"][0]["trouble"] == "does not answer within 1 s"
+        assert facts["servers"][1]["load"]["connections"] >= 0
+    finally:
+        os.kill(frozen.pid, signal.SIGCONT)
 
 
 def test_requests_reach_the_processes(directory: StateDir) -> None:
@@ -380,13 +412,58 @@ def test_a_supervisor_that_was_killed_takes_all_with_it_and_down_cleans_up(direc
     assert_gone(processes, directory.root)
 
 
-def test_up_replaces_what_a_killed_supervisor_left(directory: StateDir) -> None:
+async def test_up_continues_the_cluster_of_a_killed_supervisor(directory: StateDir) -> None:
+    """The same servers, ports, passwords, key and plan, whatever the number of servers that is given."""
+    assert not background.up(directory, 2, AGENT_TEMPLATE).resumed
+    first = find_cluster(directory.root)
+    async with await connect_coordinator(first.url_for(ADMIN)) as coordinator:
+        await coordinator.put(pin_key(b"tile"), b"a pin")
+        ring = await coordinator.get(RING_KEY)
+    os.kill(first.supervisor.pid, signal.SIGKILL)
+    assert wait_until(lambda: not is_running(first.supervisor), 10)
+    status = await asyncio.to_thread(background.up, directory, 1, AGENT_TEMPLATE)
+    assert (status.resumed, status.ready) == (True, True)
+    now = find_cluster(directory.root)
+    assert (now.cluster, now.passwords, now.public_key) == (first.cluster, first.passwords, first.public_key)
+    assert now.url_for(CLIENT) == first.url_for(CLIENT)
+    assert [(one.id, one.port) for one in now.servers] == [(one.id, one.port) for one in first.servers]
+    assert {*all_processes(now)}.isdisjoint(all_processes(first))
+    async with await connect_coordinator(first.url_for(ADMIN)) as coordinator:
+        pin = await coordinator.get(pin_key(b"tile"))
+        assert pin is not None
+        assert pin.value == b"a pin"
+        again = await coordinator.get(RING_KEY)
+        assert ring is not None
+        assert again is not None
+        ids = [Verifier(bytes.fromhex(now.public_key)).ring(kept.value).ids for kept in (ring, again)]
+        assert ids[0] == ids[1]
+
+
+def _binds(server: socket.socket, port: int) -> bool:
+    try:
+        server.bind(("127.0.0.1", port))
+    except OSError:
+        return False
+    return True
+
+
+def test_a_cluster_whose_port_is_taken_is_not_continued_and_not_removed(directory: StateDir) -> None:
     background.up(directory, 1, AGENT_TEMPLATE)
     first = find_cluster(directory.root)
     os.kill(first.supervisor.pid, signal.SIGKILL)
-    assert wait_until(lambda: not is_running(first.supervisor), 10)
-    background.up(directory, 1, AGENT_TEMPLATE)
-    assert find_cluster(directory.root).cluster != first.cluster
+    assert wait_until(lambda: not any(map(is_running, all_processes(first))), 10)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # A connection of another test may have the port for a moment.
+        assert wait_until(lambda: _binds(other, first.coordinator.port), 30)
+        other.listen()
+        with pytest.raises(ClusterError, match=f"port {first.coordinator.port}, of the coordinator .* is in use"):
+            background.up(directory, 1, AGENT_TEMPLATE)
+    kept = directory.resumable()
+    assert kept is not None
+    assert kept.passwords == first.passwords
+    background.down(directory)
+    assert not directory.root.exists()
 
 
 def test_down_ends_a_supervisor_that_hangs(directory: StateDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -399,11 +476,14 @@ def test_down_ends_a_supervisor_that_hangs(directory: StateDir, monkeypatch: pyt
     assert_gone([state.supervisor, *all_processes(state)], directory.root)
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing(directory: StateDir) -> None:
+def test_a_start_that_fails_says_why_and_keeps_its_logs(directory: StateDir) -> None:
     template = shlex.join([sys.executable, "-c", "print('I am too tired'); raise SystemExit(5)"])
     with pytest.raises(ClusterError, match=r"(?s)did not start.*agent-s1 crashes again.*I am too tired"):
         background.up(directory, 1, template)
-    assert not directory.root.exists()
+    with pytest.raises(ClusterError, match=f"logs of all its processes are in {directory.logs}"):
+        background.up(directory, 1, template)
+    assert [entry.name for entry in directory.root.iterdir()] == ["logs"]
+    assert "I am too tired" in directory.log("agent-s1").read_text()
 
 
 async def test_a_full_disk_does_not_end_the_supervision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

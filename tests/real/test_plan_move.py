@@ -10,6 +10,8 @@ from tests.support.agent_site import until
 from tests.support.command import run_command, run_json_command
 from tests.support.mover_scene import CHANNEL, RING, MoverScene, mover_scene
 
+from shoal.balance.balancer_keys import Pin, encode, pin_key
+from shoal.balance.change import Place
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import RING_KEY, entry_key, move_key, report_key
 from shoal.plan.move_request import (
@@ -48,7 +50,53 @@ class TestMove:
         assert facts["phases"][-1]["phase"] == "end"
         assert facts["revision"] == facts["phases"][-1]["revision"] == 6
         status, output, _ = await run_command(capsys, "plan", "move", NAME, "--to", TARGET)
-        assert (status, output) == (0, f"{NAME}: already there\n")
+        assert (status, output) == (0, f"{NAME}: already there; pinned until shoal plan release {NAME}\n")
+
+    async def test_a_channel_moved_by_hand_is_pinned_until_it_is_released(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        scene.start_mover()
+        scene.start_agents()
+        _, facts = await run_json_command(capsys, "plan", "move", NAME, "--to", TARGET)
+        assert facts["pinned"]
+        _, facts = await run_json_command(capsys, "plan", "show", NAME)
+        assert [(pin["channel"], pin["servers"], pin["failed_over"]) for pin in facts["pins"]] == [
+            (NAME, [TARGET], False)
+        ]
+        for words in (("show", NAME), ("show",), ("explain", NAME), ("explain",)):
+            _, text, _ = await run_command(capsys, "plan", *words)
+            assert "pinned since 20" in text
+        status, facts = await run_json_command(capsys, "plan", "release", NAME)
+        assert (status, facts["pinned"]) == (0, False)
+        _, text, _ = await run_command(capsys, "plan", "show", NAME)
+        assert "pinned" not in text
+        status, _, errors = await run_command(capsys, "plan", "release", NAME)
+        assert (status, f"{NAME} is not pinned" in errors) == (1, True)
+
+    async def test_a_channel_at_its_home_gets_an_entry_when_it_is_pinned(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Otherwise it would move with the ring."""
+        await scene.lead()
+        scene.start_mover()
+        scene.start_agents()
+        assert await scene.entry() is None
+        status, facts = await run_json_command(capsys, "plan", "pin", NAME)
+        assert (status, facts["servers"], facts["pinned"]) == (0, [HOME], True)
+        entry = await scene.entry()
+        assert entry is not None
+        assert (entry.placement.servers, entry.phase) == ((HOME,), Phase.END)
+        status, output, _ = await run_command(capsys, "plan", "pin", NAME)
+        assert (status, output) == (0, f"{NAME}: stays on {HOME} (single); pinned until shoal plan release {NAME}\n")
+
+    async def test_the_pin_of_a_failed_over_channel_says_so(
+        self, scene: MoverScene, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        await scene.lead()
+        await scene.coordinator.put(pin_key(CHANNEL), encode(Pin(Place(Mode.SINGLE, ("s9",)), 1e9)))
+        _, text, _ = await run_command(capsys, "plan", "show", NAME)
+        assert "failed over from s9: move it back with shoal plan move" in text
 
     async def test_several_servers_share_a_channel(self, scene: MoverScene, capsys: pytest.CaptureFixture[str]) -> None:
         await scene.lead()
@@ -56,7 +104,8 @@ class TestMove:
         scene.start_agents()
         words = ("plan", "move", NAME, "--to", "s1, s2", "--mode", "all_publishers", "--eager")
         status, output, progress = await run_command(capsys, *words)
-        assert (status, output) == (0, f"{NAME}: moved to s1, s2 (all_publishers)\n")
+        assert status == 0
+        assert output.startswith(f"{NAME}: moved to s1, s2 (all_publishers); pinned until")
         assert "end, revision" in progress
         entry = await scene.entry()
         assert entry is not None

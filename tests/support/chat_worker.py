@@ -1,48 +1,61 @@
-"""A worker of a chat server, written for redis-py: `python -m tests.support.chat_worker URL`.
+"""A worker of a FastAPI chat, written for redis-py: `python -m tests.support.chat_worker URL`.
 
-Prints its port. A client sends the name of its room in the first line. After "joined", each line that it sends goes to
-all clients of the room, whichever worker they are connected to.
+Prints its port. A guest opens the websocket `/rooms/NAME`. After "joined", each line that it sends goes to all guests
+of the room, whichever worker they are connected to.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import uvicorn
+from fastapi import FastAPI, WebSocket
 
 import shoal.redis as redis
 
 
-class ChatWorker:
-    """The clients of one worker, and one subscription for each of them."""
+async def forward(pubsub: redis.PubSub, guest: WebSocket) -> None:
+    """Sends the lines of a room to one guest."""
+    async for message in pubsub.listen():
+        await guest.send_text(message["data"])
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._client = client
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one client until it leaves."""
-        room = (await reader.readline()).strip()
-        async with self._client.pubsub(ignore_subscribe_messages=True) as pubsub:
+def chat(url: str) -> FastAPI:
+    """The application of one worker, with one client of the cluster and a subscription for each guest."""
+    client = redis.from_url(url, decode_responses=True)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with client:
+            yield
+
+    app = FastAPI(lifespan=lifespan)
+
+    @app.websocket("/rooms/{room}")
+    async def join(guest: WebSocket, room: str) -> None:
+        await guest.accept()
+        async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
             await pubsub.subscribe(room)
-            writer.write(b"joined\n")
-            sending = asyncio.create_task(self._forward(pubsub, writer))
-            while line := await reader.readline():
-                await self._client.publish(room, line)
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
-        writer.close()
+            await guest.send_text("joined")
+            forwarding = asyncio.create_task(forward(pubsub, guest))
+            async for line in guest.iter_text():
+                await client.publish(room, line)
+            forwarding.cancel()
+            await asyncio.gather(forwarding, return_exceptions=True)
 
-    async def _forward(self, pubsub: redis.PubSub, writer: asyncio.StreamWriter) -> None:
-        async for message in pubsub.listen():
-            writer.write(message["data"])
+    return app
 
 
-async def main(url: str) -> None:
+def main(url: str) -> None:
     """Serves until the process is killed."""
-    async with redis.from_url(url) as client:
-        server = await asyncio.start_server(ChatWorker(client).serve, "127.0.0.1")
-        print(server.sockets[0].getsockname()[1], flush=True)
-        await server.serve_forever()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        print(listening.getsockname()[1], flush=True)
+        uvicorn.Server(uvicorn.Config(chat(url), log_level="warning")).run(sockets=[listening])
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -35,7 +35,7 @@ from shoal.plan.ring import AgentKey, Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
-from shoal.wire.commands import Command
+from shoal.wire.commands import Burst, Command, Commands
 from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, RESERVED_PREFIX, inbox_channel, peer_channel
 from shoal.wire.glob import glob_match
 from shoal.wire.identity import AgentSecret
@@ -121,6 +121,17 @@ def beacons(published: list[tuple[bytes, bytes]]) -> list[tuple[int, int, bool]]
         if flags & envelope.BEACON:
             found.append((last, envelope.settled_of(data), bool(flags & envelope.FINAL)))
     return found
+
+
+def one_by_one(commands: Commands) -> list[Command]:
+    """Commands as the server takes them: a PUBLISH for each message of a burst."""
+    single: list[Command] = []
+    for command in commands:
+        if isinstance(command, Burst):
+            single += [(b"PUBLISH", command.channel, blob) for blob in command.blobs]
+        else:
+            single.append(command)
+    return single
 
 
 @dataclass
@@ -218,12 +229,16 @@ class RouterDriver:
     def link(self, server: str) -> ServerLink:
         return self.router._context.links[server]
 
+    def sent_to(self, server: str) -> list[Command]:
+        """The commands that wait to be sent to a server."""
+        return one_by_one(self.link(server).outbox)
+
     def _collect(self) -> None:
         """Takes what the router hands back, as a shell does."""
         self.effects += self.router.effects
         self.router.effects.clear()
         for server, commands in self.router.take_commands():
-            self.servers[server].commands += commands
+            self.servers[server].commands += one_by_one(commands)
         self.ready += self.router.take_ready()
 
     def play(self) -> None:

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.support.redis_server import free_port
 
+from shoal.pipeline.spark.class_cache import ClassCache
+from shoal.pipeline.spark.java import find_java
+
 HOST = "127.0.0.1"
 START_S_MAX = 120.0
 RUN_S_MAX = 1000.0
@@ -24,8 +27,11 @@ class SparkCluster:
 
         self._bin = Path(pyspark.__file__).parent / "bin"
         self._directory = directory
+        cached = ClassCache.of(find_java()).option()  # Java says on standard output if a program has other classes
+        java = (os.environ.get("JAVA_TOOL_OPTIONS"), cached, "-Xlog:cds*=off")
         self._environ = {
             **os.environ,
+            "JAVA_TOOL_OPTIONS": " ".join(filter(None, java)),
             "PYSPARK_PYTHON": sys.executable,
             "PYTHONPATH": str(packages),
             "SPARK_LOCAL_IP": HOST,
@@ -51,9 +57,11 @@ class SparkCluster:
             process.terminate()
             process.wait()
 
-    def submit(self, program: Path, words: Sequence[str], more_path: Path | None = None) -> str:
-        """What a program prints that `spark-submit` runs."""
-        command = [str(self._bin / "spark-submit"), "--master", self.master, "--executor-memory", "512m"]
+    def submit(
+        self, program: Path, words: Sequence[str], more_path: Path | None = None, master: str | None = None
+    ) -> str:
+        """What a program prints that `spark-submit` runs, on this cluster unless another master is given."""
+        command = [str(self._bin / "spark-submit"), "--master", master or self.master, "--executor-memory", "512m"]
         command += ["--conf", "spark.ui.enabled=false", str(program), *words]
         path = os.pathsep.join([self._environ["PYTHONPATH"], *([] if more_path is None else [str(more_path)])])
         environ = {**self._environ, "PYTHONPATH": path}

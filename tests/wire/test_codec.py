@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import ProtocolError, ServerTooOldError
 from shoal.wire.backoff import Backoff
-from shoal.wire.commands import RUN_COMMANDS_MIN, Command, encode_commands
+from shoal.wire.commands import Burst, Command, count_commands, encode_commands
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import handshake_commands, judge_handshake
 
@@ -54,24 +54,15 @@ def test_commands_are_encoded_as_hiredis_does(batch: list[tuple[bytes, ...]]) ->
     assert encode_commands(batch) == encoded_by_hiredis(batch)
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        (b"PUBLISH", b"tile", b"equal"),
-        (b"PUBLISH", b"tile", b"longer"),
-        (b"PUBLISH", b"elsewhere", b"equal"),
-        (b"SPUBLISH", b"tile", b"equal"),
-        (b"PUBLISH", b"tile"),
-        (b"PING",),
-    ],
-)
-def test_a_run_of_equal_messages_is_encoded_like_any_other(odd: Command) -> None:
-    equal: list[Command] = [(b"PUBLISH", b"tile", b"%05d" % number) for number in range(2 * RUN_COMMANDS_MIN)]
-    for place in (0, RUN_COMMANDS_MIN, len(equal)):
-        commands = [*equal[:place], odd, *equal[place:]]
-        assert encode_commands(commands) == encoded_by_hiredis(commands)
-    same: list[Command] = [(b"PING",)] * RUN_COMMANDS_MIN
-    assert encode_commands(same) == encoded_by_hiredis(same)
+@given(st.lists(st.binary(max_size=5000), min_size=1, max_size=20), st.booleans())
+def test_a_burst_is_encoded_as_one_publish_for_each_message(blobs: list[bytes], same_size: bool) -> None:
+    if same_size:
+        blobs = [blobs[0]] * len(blobs)
+    single: list[Command] = [(b"PUBLISH", b"tile", blob) for blob in blobs]
+    around: list[Command] = [(b"PING",), (b"SUBSCRIBE", b"tile")]
+    together: list[Command | Burst] = [around[0], Burst(b"tile", blobs), around[1]]
+    assert encode_commands(together) == encoded_by_hiredis([around[0], *single, around[1]])
+    assert count_commands(together) == 2 + len(blobs)
 
 
 def test_the_memory_of_channels_is_bounded() -> None:
@@ -188,3 +179,11 @@ def test_a_reset_backoff_starts_small_again() -> None:
 def test_bounds_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="reconnect_delay_s_min"):
         Backoff(reconnect_delay_s_min=3, reconnect_delay_s_max=2, random=Random(1))
+
+
+@given(st.lists(st.tuples(*[st.binary(max_size=20)] * 2, st.binary(max_size=300)), max_size=20))
+def test_entries_of_records_are_encoded_as_hiredis_does(entries: list[tuple[bytes, bytes, bytes]]) -> None:
+    batch: list[Command] = [
+        (b"XADD", key, b"MAXLEN", b"~", b"100", b"*", b"n", number, b"m", blob) for key, number, blob in entries
+    ]
+    assert encode_commands(batch) == encoded_by_hiredis(batch)

@@ -12,8 +12,9 @@ import numba
 import pytest
 from numba.core import caching, config
 
+from shoal.folders import is_private
 from shoal.wire import compiled_cache as compiled
-from shoal.wire.compiled_cache import is_private, keep, own_place
+from shoal.wire.compiled_cache import keep, own_place
 
 UNWRITABLE = "from numba.core import caching; caching.CacheImpl._locator_classes = [caching.UserProvidedCacheLocator];"
 """What numba knows of where nothing can be written: the package is read-only, and there is no home."""

@@ -181,16 +181,39 @@ def test_what_does_not_fit_in_64_bits_is_refused(value: int) -> None:
         envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)
 
 
-@pytest.mark.parametrize("value", [b"bytes", [1], {"a": 1}, 1j, object()])
+@pytest.mark.parametrize("value", [b"bytes", {"a": 1}, 1j, object()])
 def test_other_types_are_refused_by_name(value: object) -> None:
     with pytest.raises(PublishError, match=rf"'x' must be .* not {type(value).__name__}"):
         envelope.encode_attributes({"x": value}, DEFAULT_LIMITS)  # type: ignore[dict-item]
 
 
+@given(st.lists(st.text(max_size=5) | st.integers(-(1 << 63), (1 << 64) - 1) | st.booleans(), max_size=20))
+def test_arrays_come_back_as_lists(elements: list[str | int | bool]) -> None:
+    blob = with_attributes({"tags": tuple(elements), "one": 1}, b"x")
+    assert envelope.split_attributes(blob, envelope.HEADER_BYTES) == ({"tags": elements, "one": 1}, b"x")
+
+
+@pytest.mark.parametrize("element", [[1], b"x", math.nan, 1j])
+def test_an_element_that_is_no_value_is_refused(element: object) -> None:
+    with pytest.raises(PublishError, match="an element of attribute 'x'"):
+        envelope.encode_attributes({"x": [1, element]}, DEFAULT_LIMITS)  # type: ignore[list-item]
+
+
+def test_the_combinations_of_arrays_are_limited_for_publishers_and_for_peers() -> None:
+    most = {"a": [1] * 32, "b": [1] * 32, "none": []}
+    blob = with_attributes(most, b"")
+    assert envelope.split_attributes(blob, envelope.HEADER_BYTES)[0] == most
+    more = {"a": [1] * 32, "b": [1] * 33}
+    with pytest.raises(PublishError, match="1056 combinations of elements, more than 1024"):
+        envelope.encode_attributes(more, DEFAULT_LIMITS)
+    with pytest.raises(ProtocolError, match="too long arrays"):
+        envelope.split_attributes(raw_attributes(msgspec.msgpack.encode(more)), envelope.HEADER_BYTES)
+
+
 def test_none_is_absence_and_is_left_out() -> None:
     limits = msgspec.structs.replace(DEFAULT_LIMITS, attributes_max=1)
-    given = envelope.encode_attributes({"a": None, "b": 1, "c": None}, limits)
-    assert given == envelope.encode_attributes({"b": 1}, limits)
+    given = envelope.encode_attributes({"a": None, "b": [1, None], "c": None}, limits)
+    assert given == envelope.encode_attributes({"b": [1]}, limits)
 
 
 @pytest.mark.parametrize("attributes", [5, "x", [("a", 1)], b"x"])
@@ -239,7 +262,7 @@ def test_attributes_that_cannot_be_read_are_the_peers_fault(body: bytes) -> None
     except ProtocolError:
         return
     assert payload == b""
-    assert all(type(value) in (str, int, float, bool) for value in attributes.values())
+    assert all(type(value) in (str, int, float, bool, list) for value in attributes.values())
 
 
 @given(attributes=MAPS.filter(bool), data=st.data())

@@ -44,7 +44,17 @@ from shoal.balance.homes import Homes
 from shoal.balance.lost_servers import lost_channels, with_lost
 from shoal.balance.plan_in_progress import PlanInProgress, request_id
 from shoal.balance.policies import policy
-from shoal.balance.pool_keeper import PoolKeeper, Quietness, drain_mark, ended, hurries, keep_mark, promotions
+from shoal.balance.pool_keeper import (
+    PoolKeeper,
+    Quietness,
+    drain_mark,
+    ended,
+    hurries,
+    keep_mark,
+    pinned_servers,
+    promotions,
+    returns,
+)
 from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_proposal, why_stale
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
@@ -63,6 +73,7 @@ DRAINED: Final = rule("drained", "A server leaves when it has been unused for a 
 ONE_AT_A_TIME: Final = rule("one_at_a_time", "A plan is made when the moves of the last one have ended.")
 BASIS: Final = rule("basis", "A proposal is applied only to the plan that it was made from.")
 ONCE: Final = rule("once", "A proposal is applied once.")
+PINNED: Final = rule("pinned", "A pinned channel moves only by hand, or from a server that has died.")
 SETTLE: Final = rule("settle", "The times of plans and placements are kept, so that a policy leaves recent ones alone.")
 
 
@@ -189,7 +200,7 @@ class Balancer:
         effects += self._note_joins(view, view.ring, now_s)
         if not steps:
             effects += self._answer(view, view.ring, now_s)
-            if self._options.auto and not self._is_busy:
+            if not self._is_busy:
                 effects += self._decide_alone(view, view.ring, now_s)
         if self._in_progress is None:
             effects += hurries(view)
@@ -314,21 +325,27 @@ class Balancer:
             return "the plan has changed since: this proposal was applied already"
         if BASIS not in self._rules:
             return None
+        pinned = self._pinned(view, ring)
+        if held := [move.unit for move in proposal.moves if move.unit in pinned]:
+            return f"the plan has changed since: {held[0].decode('utf-8', 'backslashreplace')} was pinned"
         units = view.units
         return why_stale(proposal, ring.version, lambda kind, unit: units[kind].revision(unit))
 
     # -- deciding --------------------------------------------------------------------------------------------
 
     def _decide_alone(self, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
-        """Calls the policy once for each window and applies its decision."""
+        """Takes servers back as homes and, with `auto`, calls the policy and applies its decision: once for each
+        window."""
         window = self._window
         if window is None or window.end_s <= self._judged_s:
             return
         if not self._covers(window, ring):
             return
         self._judged_s = window.end_s
-        risen = [*promotions(view, ring, window)]
-        if risen:
+        risen = [*returns(view, ring, window, self._settings.safe_ratio)]
+        if not risen and self._options.auto:
+            risen = [*promotions(view, ring, window)]
+        if risen or not self._options.auto:
             yield from risen
             return
         try:
@@ -404,11 +421,19 @@ class Balancer:
             ),
             draining=frozenset(server for server, mark in view.marks.items() if mark not in TAKES),
             joined_at=self._joined_at or {},
+            pinned=self._pinned(view, ring),
         )
         planned_at = NEVER if self._state.planned_at is None else self._state.planned_at
         placed = (self._moved_at, planned_at) if SETTLE in self._rules else ({}, NEVER)
         history = History(*placed, self._past, self._forecast)
         return join(window, view, facts, history, self._homes, self._kinds)
+
+    def _pinned(self, view: BalancerView, ring: Ring) -> dict[bytes, tuple[str, ...]]:
+        """The channels that policies leave alone, and their servers. A channel with a dead server is not one of them:
+        it is placed anew, and then stays there."""
+        if PINNED not in self._rules or not view.pins:
+            return {}
+        return pinned_servers(view.pins, view.entries, ring)
 
     # -- applying --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ Owns the names and the formats. Never touches the coordinator.
     balance/state               the state that the next leader needs: see `BalancerState`
     balance/windows             the source of load windows: see `shoal.balance.window_source`
     balance/why/<channel>       the reason and the measurements behind a channel's placement
+    balance/pins/<channel>      a pin: policies leave the channel alone until it is released
     balance/proposals/<digest>  the bytes of a proposal that can be applied
     balance/asks/<id>           a request of a command to make or apply a proposal
     balance/answers/<id>        the outcome of that request, until it is read
@@ -24,6 +25,7 @@ from shoal.plan.keys import unit_of, unit_text
 STATE_KEY: Final = "balance/state"
 WINDOWS_KEY: Final = "balance/windows"
 WHY_PREFIX: Final = "balance/why/"
+PINS_PREFIX: Final = "balance/pins/"
 PROPOSALS_PREFIX: Final = "balance/proposals/"
 ASKS_PREFIX: Final = "balance/asks/"
 ANSWERS_PREFIX: Final = "balance/answers/"
@@ -73,6 +75,14 @@ class Why(msgspec.Struct, frozen=True):
     figures: dict[str, float]
 
 
+class Pin(msgspec.Struct, frozen=True):
+    """A pinned channel: where the operator wants it, and since when. If a server there dies, the channel is placed
+    anew, and the pin then holds it at its new place."""
+
+    place: Place
+    at_s: float
+
+
 class Ask(msgspec.Struct, frozen=True):
     """A command's request: make a proposal with a policy (empty: the configured one), or apply one."""
 
@@ -105,6 +115,16 @@ def why_channel(key: str) -> bytes | None:
     return unit_of(key, WHY_PREFIX)
 
 
+def pin_key(channel: bytes) -> str:
+    """The key of a channel's pin."""
+    return PINS_PREFIX + unit_text(channel)
+
+
+def pin_channel(key: str) -> bytes | None:
+    """The channel of a key made by `pin_key`; None if it is not one."""
+    return unit_of(key, PINS_PREFIX)
+
+
 def proposal_key(digest: str) -> str:
     """The key of a proposal's bytes."""
     return PROPOSALS_PREFIX + digest
@@ -120,7 +140,7 @@ def answer_key(id: str) -> str:
     return ANSWERS_PREFIX + id
 
 
-def encode(record: BalancerState | WindowRoute | Why | Ask | AskOutcome) -> bytes:
+def encode(record: BalancerState | WindowRoute | Why | Pin | Ask | AskOutcome) -> bytes:
     """The stored form of a value: the format first."""
     return _encoder.encode((FORMAT, record))
 

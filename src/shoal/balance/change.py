@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol, TypeVar, Union
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, Union
 
 import msgspec
 
-from shoal.load.window import LoadWindow
 from shoal.plan.kinds import CHANNEL, SERVER
 from shoal.plan.placement import Mode, check_servers
 from shoal.plan.signature import UnitEntry
+
+if TYPE_CHECKING:
+    from shoal.load.window import LoadWindow
 
 
 class Change(msgspec.Struct, frozen=True, tag_field="change"):

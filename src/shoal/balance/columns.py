@@ -16,7 +16,7 @@ instead of 1/k where there are any.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeAlias, TypeVar
 
 import numpy as np
@@ -149,6 +149,13 @@ class Hosts:
     servers is unknown; they are left unchanged."""
     joined_at: Floats
     """When it joined the pool, in seconds; `NEVER` if it was there at the start."""
+    pinned: Bools = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Whether it has a pinned channel, so that it cannot be drained; empty if there are none."""
+
+    @property
+    def drainable(self) -> Bools:
+        """Which servers could be drained."""
+        return ~self.pinned if len(self.pinned) else np.ones(len(self), np.bool_)
 
     def __len__(self) -> int:
         return len(self.ids)

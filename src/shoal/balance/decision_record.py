@@ -36,7 +36,7 @@ SHOWN_VERSIONS: Final = (2, RECORD_VERSION)
 
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 _CHANNEL_COLUMNS: Final = tuple(field.name for field in fields(Channels) if field.name != "names")
-_HOST_COLUMNS: Final = tuple(field.name for field in fields(Hosts) if field.name != "ids")
+_HOST_COLUMNS: Final = tuple(field.name for field in fields(Hosts) if field.name not in ("ids", "pinned"))
 
 
 class SituationRecord(msgspec.Struct, frozen=True):
@@ -233,7 +233,7 @@ def record_situation(situation: Situation) -> SituationRecord:
         at_s=situation.at_s,
         planned_at=situation.planned_at,
         channels=_table_bytes(pa.table(rows)),
-        hosts=_table_bytes(pa.table({"id": list(hosts.ids), **{name: getattr(hosts, name) for name in _HOST_COLUMNS}})),
+        hosts=_table_bytes(pa.table(_host_columns(hosts))),
         past=_table_bytes(pa.table({"at": situation.past_at, "bytes_out": situation.past_bytes_out})),
         forecast=_forecast_bytes(situation.forecast),
         pool={field.name: getattr(pool, field.name) for field in fields(Pool)},
@@ -257,7 +257,8 @@ def restore_situation(record: SituationRecord) -> Situation:
                 np.array(rows.column("parts").combine_chunks().values, np.float64),
             ),
             hosts=Hosts(
-                tuple(hosts.column("id").to_pylist()), **{name: _column(hosts, name) for name in _HOST_COLUMNS}
+                tuple(hosts.column("id").to_pylist()),
+                **{name: _column(hosts, name) for name in (*_HOST_COLUMNS, *_pinned_column(hosts))},
             ),
             pool=Pool(**_pool(record.pool)),
             moved_at=_column(rows, "moved_at"),
@@ -268,6 +269,16 @@ def restore_situation(record: SituationRecord) -> Situation:
         )
     except (pa.ArrowException, KeyError, TypeError, ValueError, OSError) as error:
         raise PlanError(f"the situation of a record cannot be read: {error}") from error
+
+
+def _host_columns(hosts: Hosts) -> dict[str, Any]:
+    """The columns of the hosts. Those that have pinned channels are recorded if there are any."""
+    columns = {"id": list(hosts.ids), **{name: getattr(hosts, name) for name in _HOST_COLUMNS}}
+    return {**columns, "pinned": hosts.pinned} if len(hosts.pinned) else columns
+
+
+def _pinned_column(hosts: pa.Table) -> tuple[str, ...]:
+    return ("pinned",) if "pinned" in hosts.column_names else ()
 
 
 def _forecast_bytes(forecast: Forecast | None) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Pin, Why
 from shoal.balance.change import Units
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.plan.entry import Entry
@@ -56,6 +56,8 @@ class BalancerView(msgspec.Struct, frozen=True):
     """Drained servers with records that are not archived."""
     others: Mapping[str, Units] = {}
     """Units of other kinds, by kind."""
+    pins: Mapping[bytes, Pin] = {}
+    """The pinned channels."""
 
     @property
     def units(self) -> Mapping[str, Units]:

@@ -5,13 +5,15 @@ is drained; the following steps depend only on the state in the coordinator, so 
 
     home --drain decided--> freeing --no channel left--> drain --empty for a while--> out --left by clients--> removed
     guest --drain decided--> drain        freeing, drain --to be kept--> home, guest
-    guest --too few homes--> home         home, guest, freeing --dead--> lost --no entry names it--> guest
-                                          drain --dead--> out
+    guest --too few homes--> home         home, freeing --dead--> lost --no entry names it--> returned
+    returned --back, and has room--> home                                drain --dead--> out
+
+A server with a pinned channel is not drained: one that is being drained is kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Final, NamedTuple
 
 import pyarrow.compute as pc
@@ -19,7 +21,7 @@ import pyarrow.compute as pc
 from shoal.balance.effects import BalancerView, HurryMove, PutMark, RemoveServer
 from shoal.load.kinds import CHANNEL, SERVER
 from shoal.load.window import LoadWindow
-from shoal.plan.entry import Phase
+from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import TAKES, Mark
 from shoal.plan.move_request import MoveRequest
 from shoal.plan.ring import Ring
@@ -102,6 +104,8 @@ class PoolKeeper:
         self._left_at: dict[str, float] = {}
         self._removing: dict[str, float] = {}
         self._stopped_at: dict[str, float] = {}
+        self._holding: set[str] = set()
+        """The servers with pinned channels, at this step."""
 
     def steps(
         self, view: BalancerView, ring: Ring, quiet: Quietness, removed: Set[str], now_s: float
@@ -109,6 +113,9 @@ class PoolKeeper:
         """The steps that are due now."""
         named = named_servers(view) if _MUST_BE_UNNAMED & {*view.marks.values()} else {}
         yield from self._note_deaths(view, ring, removed)
+        self._holding = {
+            server for servers in pinned_servers(view.pins, view.entries, ring).values() for server in servers
+        }
         for server, mark in sorted(view.marks.items()):
             yield from self._next(server, mark, view, ring, named, quiet, now_s)
             if mark is Mark.OUT and server in removed and server not in view.provider.servers:
@@ -141,7 +148,9 @@ class PoolKeeper:
     ) -> Iterator[PutMark | RemoveServer]:
         here = server in ring.ids
         if mark is Mark.LOST and server not in named:
-            yield PutMark(server, Mark.GUEST, "no entry names it any more: it may come back empty")
+            yield PutMark(server, Mark.RETURNED, "no entry names it any more: it may come back empty")
+        elif mark in (Mark.FREEING, Mark.DRAIN) and here and server in self._holding:
+            yield PutMark(server, keep_mark(mark), "it has a pinned channel")
         elif mark is Mark.FREEING and here and server not in named and quiet.unpublished_s(server) > 0:
             yield PutMark(server, Mark.DRAIN, "its channels have moved")
         elif mark is Mark.DRAIN and here:
@@ -186,6 +195,15 @@ def named_servers(view: BalancerView) -> dict[str, int]:
     return counts
 
 
+def pinned_servers(pins: Iterable[bytes], entries: Mapping[bytes, Entry], ring: Ring) -> dict[bytes, tuple[str, ...]]:
+    """The servers of each pinned channel, unless one of them is dead."""
+    here = {*ring.ids}
+    placed = {
+        channel: entries[channel].placement.servers if channel in entries else (ring.home(channel),) for channel in pins
+    }
+    return {channel: servers for channel, servers in placed.items() if here.issuperset(servers)}
+
+
 def hurries(view: BalancerView) -> Iterator[HurryMove]:
     """Requests for lazy moves away from servers that must become unnamed. A lazy move ends with the channel's next
     messages, so a silent channel would hold its old server forever."""
@@ -217,6 +235,22 @@ def promotions(view: BalancerView, ring: Ring, window: LoadWindow) -> Iterator[P
         return
     for server in risen:
         yield PutMark(server, None, f"{len(homes)} of {len(takers)} servers are homes")
+
+
+def returns(view: BalancerView, ring: Ring, window: LoadWindow, ratio_max: float) -> Iterator[PutMark]:
+    """A server that died and came back, and becomes a home again: if the load of the channels that follow the ring to
+    it, and the load that it has, are at most `ratio_max` of its capacity. One at a time."""
+    hosts = window.hosts_of(SERVER)
+    sent = pc.coalesce(hosts["bandwidth_bytes_per_s"], hosts["bytes_out"]).to_pylist()
+    for server, load, capacity in zip(
+        hosts["host"].to_pylist(), sent, hosts["capacity_bytes_per_s"].to_pylist(), strict=True
+    ):
+        if view.marks.get(server) is not Mark.RETURNED or server not in ring.ids:
+            continue
+        carried = load / capacity if capacity else 0.0
+        if carried + _rehomed_ratio(view, ring, [server], window) <= ratio_max:
+            yield PutMark(server, None, "it came back, and its share of the ring fits")
+            return
 
 
 def _rehomed_ratio(view: BalancerView, ring: Ring, risen: Sequence[str], window: LoadWindow) -> float:

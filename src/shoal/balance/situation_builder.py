@@ -7,6 +7,9 @@ Units and hosts of other kinds are left out; their work counts when the processo
 An idle channel with an entry is included without load: it may have to leave a drained server. The load of a server that
 has left the ring still counts for its channels, which continue elsewhere. A member without rows in the window takes no
 channels, because its load is unknown.
+
+A pinned channel is left out: its load counts as load of its server that belongs to no channel, which stays when
+channels move. So no policy can move it.
 """
 
 from __future__ import annotations
@@ -63,6 +66,8 @@ class PoolFacts:
     cpu_capacities: Mapping[str, float] = field(default_factory=dict)
     costs: Mapping[str, float] = field(default_factory=dict)
     joined_at: Mapping[str, float] = field(default_factory=dict)
+    pinned: Mapping[bytes, tuple[str, ...]] = field(default_factory=dict)
+    """The pinned channels, and the servers of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +88,13 @@ def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, hom
     if ring is None or not ring.homes:
         raise PlanError("there is no ring yet, so channels have no home", do="wait until a server has joined")
     ids = tuple(sorted(ring.ids))
-    units = window.units_of(CHANNEL)
-    names, rows, entry_rows = _names(units["unit"], plan.entries)
-    placements = _placements(names, entry_rows, plan.entries, ring, ids, homes)
-    cores = prices(window, CHANNEL, CPU, kinds)
+    units, entries, cores = window.units_of(CHANNEL), plan.entries, prices(window, CHANNEL, CPU, kinds)
+    if facts.pinned:
+        free = pc.invert(pc.is_in(units["unit"], pa.array(list(facts.pinned), pa.binary())))
+        units, cores = units.filter(free), cores[free.to_numpy()]
+        entries = {channel: entry for channel, entry in entries.items() if channel not in facts.pinned}
+    names, rows, entry_rows = _names(units["unit"], entries)
+    placements = _placements(names, entry_rows, entries, ring, ids, homes)
     past = np.asarray(history.past, np.float64).reshape(-1, 2)
     moved_at = _moved_at(names, history.moved_at)
     places = pc.index_in(units["host"], pa.array(ids)).fill_null(-1).to_numpy()
@@ -192,7 +200,14 @@ def _hosts(ids: tuple[str, ...], rows: pa.Table, facts: PoolFacts, start_s: floa
         takes=told & np.array([server not in facts.draining for server in ids], np.bool_),
         heard=told,
         joined_at=known(facts.joined_at, NEVER),
+        pinned=_pinned(ids, facts.pinned),
     )
+
+
+def _pinned(ids: tuple[str, ...], pinned: Mapping[bytes, tuple[str, ...]]) -> Bools:
+    """Which hosts have a pinned channel; empty if none has."""
+    holding = {server for servers in pinned.values() for server in servers}
+    return np.array([server in holding for server in ids], np.bool_) if pinned else np.zeros(0, np.bool_)
 
 
 def _moved_at(names: pa.Array, moved_at: Mapping[bytes, float]) -> Floats:

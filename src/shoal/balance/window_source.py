@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shoal.load.window import LoadWindow
+if TYPE_CHECKING:
+    from shoal.load.window import LoadWindow
 
 WARM_WINDOWS: Final = 3
 """Consecutive windows from Spark that must arrive in time before Spark is used."""

@@ -7,7 +7,7 @@ them to the shell, and the shell sends. The connection itself is in `shoal.wire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +16,7 @@ from shoal.errors import ConnectError, ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.wire.address_book import AddressBook
 from shoal.wire.backoff import Backoff
-from shoal.wire.commands import Command
+from shoal.wire.commands import Commands
 from shoal.wire.connection import Connection
 
 
@@ -63,7 +63,7 @@ class BusConnection:
         self.open = True
         self._owner.connection_opened(self)
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Commands) -> None:
         """Send commands. If the server reads too slowly to take them, the connection is cut, and the end is reported
         later.
         """

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from operator import countOf
 from typing import Any, Final
-
-from hiredis import ReplyError
 
 from shoal.bus.connections import BusConnection, Dialer, is_internal_error
 from shoal.bus.departure import Departure
@@ -98,7 +95,6 @@ class BusShell:
         "router",
         "scheduled",
         "time_us",
-        "tokens",
     )
 
     def __init__(self, router: Router, source: PlanSource, limits: Limits, runtime: Runtime) -> None:
@@ -109,7 +105,6 @@ class BusShell:
         self.scheduled = False
         self.now = self.loop.time()
         self.time_us = 0
-        self.tokens: set[asyncio.Future[int]] = set()
         self.counting = 0
         self.errors: dict[str, str] = {}
         self.refusals = Refusals()
@@ -189,19 +184,13 @@ class BusShell:
         """Execute the router's effects; `reply` is the server's reply to the confirmed message."""
         effects = self.router.effects[:]
         self.router.effects.clear()
-        refused: PublishRefused | None = None
         for effect in effects:
             if type(effect) is Confirmed:
-                self._confirm(effect.tokens, reply, refused)
-                refused = None
+                _confirm(effect.tokens, reply)
             elif type(effect) is PublishRefused:
-                if refused is not None:
-                    self.refusals.remember(refused)
-                refused = effect
+                self._publish_refused(effect)
             else:
                 self._execute_io(effect)
-        if refused is not None:
-            self.refusals.remember(refused)
 
     def _execute_io(self, effect: Effect) -> None:
         if self.closed:
@@ -250,7 +239,6 @@ class BusShell:
         error = NotConfirmedError("the identity of this bus was revoked before a server confirmed messages", do=MAYBE)
         for token in effect.tokens:
             assert isinstance(token, asyncio.Future)
-            self.tokens.discard(token)
             fail(token, error)
         if effect.unawaited:
             self.refusals.abandon(effect.unawaited, error)
@@ -398,24 +386,23 @@ class BusShell:
     def confirmation(self, posted: Posted) -> asyncio.Future[int]:
         """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
-        if self.router.await_confirm(*posted, token):
-            self.tokens.add(token)
-        else:
+        if not self.router.await_confirm(*posted, token):
             token.set_result(0)
         return token
 
-    def _confirm(self, tokens: list[Any], reply: int, refused: PublishRefused | None) -> None:
-        """Wake the callers that wait for messages; `refused` is the first one, if a server refused it."""
-        self.tokens.difference_update(tokens)
-        if refused is not None:
-            first, *tokens = tokens
-            if first.done():
-                self.refusals.remember(refused)
-            else:
-                first.set_exception(refusal([refused]))
-        for token in tokens:
-            if not token.done():
-                token.set_result(reply)
+    def _publish_refused(self, refused: PublishRefused) -> None:
+        """Fail the call that waits for the message; without one, the next `publish` or `drain` raises the refusal."""
+        token = refused.token
+        if isinstance(token, asyncio.Future) and not token.done():
+            token.set_exception(refusal([refused]))
+        else:
+            self.refusals.remember(refused)
+
+    def _fail_confirms(self) -> None:
+        """Fail the calls that wait for a confirmation, because the bus closes."""
+        for token in self.router.awaited_confirms():
+            assert isinstance(token, asyncio.Future)
+            fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
 
     # Subscriptions
 
@@ -495,13 +482,14 @@ class BusShell:
         self.flush()
 
     def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
-        """See `connections.Owner`. Frames are passed one by one only while a caller waits for a reply. They may have
-        come after the loop had read its clock: the time since the subscription must not seem shorter than it is."""
+        """See `connections.Owner`. Frames are passed one by one only while a caller wants the reply itself. They may
+        have come after the loop had read its clock: the time since the subscription must not seem shorter than it
+        is."""
         now = self._monotonic()
         if self.scheduled:
             self._note_turn(now)
         server = connection.server
-        if self.tokens and (self.counting or countOf(map(type, frames), ReplyError)):
+        if self.counting:
             for frame in frames:
                 self.router.received(server, [frame], now)
                 if self.router.effects:
@@ -544,6 +532,7 @@ class BusShell:
                 self.router.timer(self.loop.time())  # leases that ran out while this process was suspended
                 self.flush()
                 await self.departure.linger()
+            self._fail_confirms()
             self.router.close(self.loop.time())
             self.flush()
             if not quick:
@@ -574,12 +563,18 @@ class BusShell:
         for task in (self._fetcher.cancel(), self._renewal.cancel()):
             if task is not None:
                 self._tasks.add(task)
-        for token in self.tokens:
-            fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
+        self._fail_confirms()
         for waiter in self._rooms:
             fail(waiter, BusClosedError())
         for listener in self._listeners.values():
             listener.end()
+
+
+def _confirm(tokens: list[Any], reply: int) -> None:
+    """Wake the callers that wait for messages."""
+    for token in tokens:
+        if not token.done():
+            token.set_result(reply)
 
 
 def _text(channel: bytes) -> str:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import ShoalError, SubscribeError
+from shoal.extras import needed
 from shoal.filters.filter import Filter
 from shoal.logs import get_log
 from shoal.message import Item, Message
@@ -38,9 +39,10 @@ async def join_history(bus: Bus, core: SubscriptionCore, since_us: int, where: F
     """Return the history of a subscription in force, up to its first live messages. The subscription then delivers what
     follows.
     """
-    from shoal.history.channel_history import ChannelHistory
-    from shoal.history.server_reader import Login
-    from shoal.history.table import matching, to_items
+    with needed("reading recorded messages", "records"):
+        from shoal.history.channel_history import ChannelHistory
+        from shoal.history.server_reader import Login
+        from shoal.history.table import matching, to_items
 
     loop = asyncio.get_running_loop()
     history = ChannelHistory(bus.ring.servers, Login(*bus.login), core.name, since_us, bus.archive, bus.runtime)

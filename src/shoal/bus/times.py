@@ -56,7 +56,7 @@ def _time_us_of(since: object, now_s: float) -> int:
         try:
             return read_time(since, now_s)
         except ConfigError as error:
-            raise SubscribeError(f"since is {error.what}", do=error.do) from None
+            raise SubscribeError(f"since is {since!r}, which is not a time", do=error.do) from None
     age_s = since.total_seconds() if isinstance(since, dt.timedelta) else since
     if isinstance(age_s, bool) or not isinstance(age_s, int | float) or not math.isfinite(age_s) or age_s < 0:
         raise SubscribeError(

@@ -20,15 +20,16 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from shoal import config, logs
-from shoal.cli.output import add_shared_flags, colour_wanted
+from shoal.cli.output import add_shared_flags, colour_wanted, shown
 from shoal.errors import ShoalError
+from shoal.extras import needed
 from shoal.version import __version__
 
 COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "demo": ("demo", "show a live demo: a cluster, a balancer and game players, on this machine"),
     "up": ("cluster", "start a local cluster in the background"),
     "down": ("cluster", "stop the local cluster and clean up"),
-    "status": ("cluster", "show processes, addresses and load"),
+    "status": ("cluster", "show what runs, where, and how loaded it is"),
     "doctor": ("cluster", "check this machine for problems, with fixes"),
     "pub": ("channels", "publish the lines of standard input on a channel"),
     "sub": ("channels", "print the messages of channels"),
@@ -66,16 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
-        args = _parse(words)
-        debug = bool(args.debug)
-        loaded = config.load(flags={"state_dir": args.state_dir, "log_level": args.log_level}, file=args.config)
-        args.settings = loaded.settings
-        args.setting_sources = loaded.sources
-        logs.configure(level=loaded.settings.log_level, format=loaded.settings.log_format)
-        os.environ.update(config.environment_of(tls=loaded.settings.tls))  # addresses are completed from there
-        status: int = args.run(args)
-        sys.stdout.flush()
-        return status
+        with needed(f"shoal {next((word for word in words if not word.startswith('-')), '')}".strip()):
+            return _run(words)
     except SystemExit as leaving:  # argparse: help, version, wrong usage
         return leaving.code if isinstance(leaving.code, int) else 1
     except KeyboardInterrupt:
@@ -88,6 +81,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             traceback.print_exc()
         _print_error(str(error))
         return 1
+
+
+def _run(words: list[str]) -> int:
+    """Parse the arguments and run the command."""
+    args = _parse(words)
+    loaded = config.load(flags={"state_dir": args.state_dir, "log_level": args.log_level}, file=args.config)
+    args.settings = loaded.settings
+    args.setting_sources = loaded.sources
+    logs.configure(level=loaded.settings.log_level, format=loaded.settings.log_format)
+    os.environ.update(config.environment_of(tls=loaded.settings.tls))  # addresses are completed from there
+    status: int = args.run(args)
+    sys.stdout.flush()
+    return status
 
 
 def available_commands() -> dict[str, tuple[str, str]]:
@@ -158,4 +164,4 @@ def _command_of(parser: argparse.ArgumentParser, words: list[str]) -> str | None
 def _print_error(message: str) -> None:
     """Print one line to standard error."""
     mark = "\x1b[31mshoal:\x1b[0m" if colour_wanted(sys.stderr) else "shoal:"
-    print(f"{mark} {message}", file=sys.stderr)
+    print(f"{mark} {shown(message)}", file=sys.stderr)

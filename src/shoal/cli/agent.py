@@ -55,9 +55,8 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--metrics-port",
         type=int,
-        default=0,
         metavar="PORT",
-        help="serve metrics on this port of the loopback interface (default: none)",
+        help="serve metrics on this port (default: the setting metrics_port, else none)",
     )
 
 
@@ -76,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
     options = AgentOptions(
         address=ServerAddress(server, host, port, args.site, args.rack, tls),
         max_out_bytes_per_s=bandwidth,
-        metrics_port=_metrics_port(args.metrics_port),
+        metrics_port=_metrics_port(args.settings.metrics_port if args.metrics_port is None else args.metrics_port),
+        metrics_host=args.settings.metrics_host,
         limits=args.settings.limits,
         url=url,
     )

@@ -64,7 +64,7 @@ def register(subparsers: Subparsers) -> None:
         "--metrics-port",
         type=int,
         metavar="PORT",
-        help="serve metrics on this port of the loopback interface (default: none)",
+        help="serve metrics on this port (default: the setting metrics_port, else none)",
     )
 
 
@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
             settings=args.settings.balance,
             options=options_of(args),
             metrics_port=port,
+            metrics_host=args.settings.metrics_host,
             windows=Way(args.windows),
             audit=AuditLog(found.pop("audit")),
             **found,

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from shoal.cli import bench_match, bench_pipeline
+from shoal.cli import bench_match, bench_pipeline, bench_recording
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, console, note, result
 from shoal.lab.bench import channels, plan
@@ -27,12 +27,13 @@ def register(subparsers: Subparsers) -> None:
         "run a side-by-side benchmark",
         example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json\n"
         "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz\n"
-        "shoal bench pipeline --only match --events 1000000",
+        "shoal bench pipeline --only match --events 1000000\nshoal bench recording --json",
         description="channels: the bus and other clients, on a separate cluster on this machine.\n"
         "plan: one decision of every policy for the same channels and servers.\n"
         "match: the filter index and naive Python, NumPy, Polars and DuckDB, or with changing subscriptions.\n"
         "quotes: subscriptions from the templates of the PADRES paper against every stock quote.\n"
-        "pipeline: each Spark job and the same function on one core.",
+        "pipeline: each Spark job and the same function on one core.\n"
+        "recording: the rate that the recorder of a server sustains, and the burst that it absorbs.",
     )
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
@@ -54,6 +55,7 @@ def register(subparsers: Subparsers) -> None:
     _add_plan(parser.add_argument_group("plan"))
     bench_match.add_flags(parser.add_argument_group("match and quotes"))
     bench_pipeline.add_flags(parser.add_argument_group("pipeline"))
+    bench_recording.add_flags(parser.add_argument_group("recording"))
 
 
 def _add_channels(parser: argparse._ArgumentGroup) -> None:
@@ -155,7 +157,7 @@ def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
 
     screen = console(args)
     machine = facts["machine"]
-    table = Table(title=f"channels, {machine['cores']} cores, {machine['cpu']}")
+    table = Table(title=f"channels, {machine['cores']} cores, {machine['cpu']}", box=None, padding=(0, 2, 0, 0))
     for heading in ("workload", "contender"):
         table.add_column(heading, no_wrap=True)
     for heading in ("sent/s", "taken/s", "pub. us", "sub. us", "p50 us", "p99 us"):
@@ -167,7 +169,7 @@ def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
         table.add_row(row["workload"], row["contender"], *cells)
     screen.print(table)
     screen.print("pub. us, sub. us: CPU time of the publisher per message and of the subscriber per received message\n")
-    ratios = Table(title="the bus compared to the others")
+    ratios = Table(title="the bus compared to the others", title_justify="left", box=None, padding=(0, 2, 0, 0))
     ratios.add_column("ratio")
     ratios.add_column("", justify="right")
     for name, value in facts["ratios"].items():
@@ -192,5 +194,6 @@ RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[arg
     "match": (bench_match.measure_match, bench_match.show),
     "quotes": (bench_match.measure_quotes, bench_match.show),
     "pipeline": (bench_pipeline.measure, bench_pipeline.show),
+    "recording": (bench_recording.measure, bench_recording.show),
 }
 """Benchmark name to its measuring and its display function."""

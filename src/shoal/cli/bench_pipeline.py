@@ -11,7 +11,7 @@ from typing import Any, Final
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
 
-PARTS: Final = ("source", "load", "archive", "match")
+PARTS: Final = ("sql", "source", "sink", "load", "archive", "match")
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
@@ -24,7 +24,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         help=f"{', '.join(PARTS)}; can be repeated (default: all)",
     )
     parser.add_argument(
-        "--events", type=positive_int, metavar="N", help="match: events in the archive (default 10,000,000)"
+        "--events", type=positive_int, metavar="N", help="match: events in the archive (default 2,000,000)"
     )
     parser.add_argument("--filters", type=positive_int, metavar="N", help="match: number of filters (default 100,000)")
     parser.add_argument(
@@ -34,19 +34,28 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         "--messages",
         type=positive_int,
         metavar="N",
-        help="archive: messages per channel (default 100,000); source: messages (default 200,000)",
+        help="archive: messages per channel (default 100,000); source: messages (default 200,000); "
+        "sink: messages (default 100,000)",
     )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measure the jobs."""
-    from shoal.lab.bench import pipeline, pipeline_archive, pipeline_load, pipeline_match, pipeline_source
+    from shoal.lab.bench import (
+        pipeline,
+        pipeline_archive,
+        pipeline_load,
+        pipeline_match,
+        pipeline_sink,
+        pipeline_source,
+    )
 
     defaults = pipeline.PipelineOptions()
     options = pipeline.PipelineOptions(
         parts=tuple(args.only or PARTS),
         rounds=args.rounds or defaults.rounds,
         source=pipeline_source.SourceBenchOptions(messages=args.messages or defaults.source.messages),
+        sink=pipeline_sink.SinkOptions(messages=args.messages or defaults.sink.messages),
         load=pipeline_load.LoadOptions(live_s=args.live_seconds or defaults.load.live_s),
         archive=pipeline_archive.ArchiveOptions(messages=args.messages or defaults.archive.messages),
         match=pipeline_match.BulkMatchOptions(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import concurrent.futures
 import contextlib
 import datetime as dt
 import json
@@ -25,7 +26,8 @@ from shoal.cli.numbers import positive_int
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.config import Settings
 from shoal.errors import ConfigError, UnreachableError
-from shoal.message import AttributeValue, Gap, Item, Message, Retraction
+from shoal.message import AttributeScalar, Gap, Item, Message, Retraction
+from shoal.wire.envelope import check_channel_name
 
 READ_BYTES_MAX: Final = 1 << 20
 """Bytes read from standard input at a time."""
@@ -103,6 +105,7 @@ def cluster_url(url: str | None, settings: Settings, role: str = ROLE, *, server
 
 def run_pub(args: argparse.Namespace) -> int:
     """Publish standard input, line by line."""
+    check_channel_name(args.channel, args.settings.limits)
     attributes = dict(map(_attribute, args.attribute))
     published = asyncio.run(_publish(args, attributes))
     noun = "message" if published == 1 else "messages"
@@ -114,7 +117,7 @@ def run_pub(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeValue]) -> int:
+async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeScalar]) -> int:
     url = cluster_url(args.url, args.settings, servers=True)
     async with connect(url, limits=args.settings.limits) as bus:
         async for line in _lines():
@@ -123,7 +126,7 @@ async def _publish(args: argparse.Namespace, attributes: dict[str, AttributeValu
         return bus.published
 
 
-def _attribute(text: str) -> tuple[str, AttributeValue]:
+def _attribute(text: str) -> tuple[str, AttributeScalar]:
     """Parse NAME=VALUE; numbers and true/false are converted."""
     name, equals, value = text.partition("=")
     if not name or not equals:
@@ -159,7 +162,7 @@ def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -
     chunk = b"-"
     while chunk and not loop.is_closed():
         chunk = os.read(sys.stdin.fileno(), READ_BYTES_MAX)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
+        with contextlib.suppress(RuntimeError, concurrent.futures.CancelledError):  # the loop has ended, or ends
             asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 
 

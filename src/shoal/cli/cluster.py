@@ -13,17 +13,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, colour_wanted, note, result
+from shoal.cli.output import Subparsers, add_command, colour_wanted, note, plural, result
 from shoal.cli.users import secret_text
 from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
+from shoal.extras import require
 
 if TYPE_CHECKING:
-    from shoal.cluster.local import ClusterStatus
-    from shoal.cluster.server_load import ServerLoad
+    from shoal.cluster.cluster_report import ClusterReport
+    from shoal.cluster.status import ClusterStatus
 
-_LOAD_INTERVAL_S: Final = 0.5
-_ASK_TIMEOUT_S: Final = 5.0
+_LOAD_INTERVAL_S: Final = 0.3
+"""How long `status` measures the load of servers."""
+_STATUS_TIMEOUT_S: Final = 1.0
+"""How long `status` waits for each process; all are asked at the same time."""
 _SERVERS_MAX: Final = 1000
 _DAY_S: Final = 86400
 _BALANCERS: Final = 2
@@ -76,14 +79,30 @@ def register(subparsers: Subparsers) -> None:
         "stop the local cluster and clean up",
         example="shoal down",
     )
-    add_command(subparsers, "status", run_status, "show processes, addresses and load", example="shoal status --json")
+    parser = add_command(
+        subparsers,
+        "status",
+        run_status,
+        "show what runs, where, and how loaded it is",
+        example="shoal status\nshoal status --url shoal://admin:PASSWORD@10.0.0.1:7400 --json",
+        description="Show ring, leader, leases, moves and the load of each server, of any cluster; of a local cluster\n"
+        f"also its processes. All are asked at the same time; what does not answer within {_STATUS_TIMEOUT_S:g} s is\n"
+        "named. Exit status 0 only if the cluster is ready and everything answers.",
+    )
+    parser.add_argument(
+        "--url", default="", metavar="URL", help="address of the cluster (default: $SHOAL_COORDINATOR, else local)"
+    )
     parser = add_command(
         subparsers,
         "doctor",
         run_doctor,
         "check this machine for problems, with fixes",
-        example="shoal doctor\nshoal doctor --server redis://admin:PASSWORD@10.0.0.11:6379",
+        example="shoal doctor\nshoal doctor --quick --server redis://admin:PASSWORD@10.0.0.11:6379",
+        description="Check this machine for problems, with fixes, and measure what Shoal costs here: memory and start\n"
+        "of an agent, beside a server of its own that ends with the measurement (about ten seconds),\n"
+        "and the size of a client's installation.",
     )
+    parser.add_argument("--quick", action="store_true", help="measure nothing")
     parser.add_argument(
         "--server",
         action="append",
@@ -96,23 +115,33 @@ def register(subparsers: Subparsers) -> None:
 def run_up(args: argparse.Namespace) -> int:
     """Start the cluster."""
     from shoal.cluster.background import up
+    from shoal.cluster.local import metered
+    from shoal.cluster.metrics_ports import MetricsPorts
 
+    require("shoal up", "numpy", "numba", "pyarrow")
     servers = args.settings.servers if args.servers is None else args.servers
     if not 1 <= servers <= _SERVERS_MAX:
         raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {_SERVERS_MAX}")
     flags = _balancer_flags(args, servers)
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
+    ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
+    ports.check(metered(args.balancers, servers))
     directory = _directory(args)
-    note(f"starting {_plural(servers, 'server')} ...")
+    note(f"starting {plural(servers, 'server')} ...")
     began = time.monotonic()
     status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
     text = (
-        f"{_plural(servers, 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
+        f"{plural(len(status.servers), 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
         "try: shoal status, shoal sub tile.1, shoal down"
     )
+    if status.resumed:
+        text += (
+            f"\ncluster {status.cluster} was continued after its supervisor had been killed: the same addresses, "
+            "passwords, key and plan;\nmessages that its servers had recorded are gone"
+        )
     result(args, facts, text)
     return 0
 
@@ -168,38 +197,67 @@ def run_down(args: argparse.Namespace) -> int:
 
 
 def run_status(args: argparse.Namespace) -> int:
-    """Show the status; exit status 0 only if the cluster is ready."""
+    """Show the status; exit status 0 only if the cluster is ready and all its parts answer."""
+    import asyncio
+
+    from shoal.cluster.cluster_report import read_report
+    from shoal.coordination.link import parse_address
+
+    url = args.url or args.settings.coordinator
+    if url:
+        asked = read_report(parse_address(url, None, None), interval_s=_LOAD_INTERVAL_S, timeout_s=_STATUS_TIMEOUT_S)
+        status, report = None, asyncio.run(asked)
+    else:
+        status, report = asyncio.run(_local_status(_directory(args)))
+    ready = report.ready and (status is None or status.ready)
+    facts = {**(_facts(status) if status else {}), **msgspec.to_builtins(report), "ready": ready}
+    facts["silent"] = report.silent if status or url else ("supervisor", *report.silent)
+    result(args, facts, "\n".join([*_report_lines(report, ready), *(_local_lines(status) if status else ())]))
+    return 0 if ready else 1
+
+
+async def _local_status(directory: StateDir) -> tuple[ClusterStatus | None, ClusterReport]:
+    """Ask the supervisor, the coordinator and the servers of a local cluster, all at the same time."""
+    import asyncio
+
+    from shoal.cluster.acl import ADMIN
+    from shoal.cluster.cluster_report import read_report
     from shoal.cluster.control_socket import request
-    from shoal.cluster.server_load import measure_load
     from shoal.cluster.state import find_cluster
 
-    directory = _directory(args)
     state = find_cluster(directory.root)
-    status = request(directory, "status", timeout_s=_ASK_TIMEOUT_S).status
-    if status is None:
-        raise NotRunningError(
-            "the supervisor did not return the cluster's status", do="run `shoal down`, then `shoal up`"
-        )
-    load = measure_load(state, _LOAD_INTERVAL_S, _ASK_TIMEOUT_S)
-    result(args, _facts(status, load), _status_text(status, load))
-    return 0 if status.ready else 1
+    supervisor = asyncio.create_task(asyncio.to_thread(request, directory, "status", timeout_s=_STATUS_TIMEOUT_S))
+    report = await read_report(
+        state.address_for(ADMIN),
+        bytes.fromhex(state.public_key),
+        state.server_addresses(),
+        interval_s=_LOAD_INTERVAL_S,
+        timeout_s=_STATUS_TIMEOUT_S,
+    )
+    try:
+        return (await supervisor).status, report
+    except NotRunningError as error:
+        note(f"{error.what}; processes are not shown")
+        return None, report
 
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Check the machine; exit status 0 only if no check fails."""
     import sys
 
-    from shoal.cluster.doctor import examine
+    from shoal.cluster.doctor import examine, weigh
     from shoal.coordination.link import parse_address
 
     findings = examine(_directory(args), [parse_address(url, None, None) for url in args.server])
+    weight, weight_findings = weigh(args.quick)
+    findings += weight_findings
     colour = colour_wanted(sys.stdout)
     lines = []
     for finding in findings:
         mark = f"{_COLOURS[finding.level]}{finding.level:<4}\x1b[0m" if colour else f"{finding.level:<4}"
         lines.append(f"{mark} {finding.check:<11} {finding.text}" + (f" -> {finding.do}" if finding.do else ""))
     healthy = all(finding.level != "fail" for finding in findings)
-    result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings)}, "\n".join(lines))
+    result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings), **weight}, "\n".join(lines))
     return 0 if healthy else 1
 
 
@@ -207,21 +265,43 @@ def _directory(args: argparse.Namespace) -> StateDir:
     return state_dir_at(args.settings.state_path)
 
 
-def _facts(status: ClusterStatus, load: dict[str, ServerLoad | None] | None = None) -> dict[str, Any]:
-    """Return the status as JSON fields, with the load of each server."""
+def _facts(status: ClusterStatus) -> dict[str, Any]:
+    """Return the status of a local cluster as JSON fields."""
     facts: dict[str, Any] = msgspec.to_builtins(status)
-    for server in facts["servers"] if load else ():
-        measured = load.get(server["id"]) if load else None
-        server["load"] = msgspec.to_builtins(measured) if measured else None
     return facts
 
 
-def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> str:
-    ready = "ready" if status.ready else "not ready"
-    lines = [
-        f"cluster {status.cluster}: {ready}, ring version {status.ring_version}, "
-        f"coordinator {status.coordinator}, state in {status.state_dir}"
-    ]
+def _report_lines(report: ClusterReport, ready: bool) -> list[str]:
+    """What is known of any cluster, within 80 columns."""
+    leader = report.leader or ("none" if report.leases_known else "unknown")
+    lines = [f"{'ready' if ready else 'not ready'}, ring version {report.ring_version}, leader {leader}"]
+    lines.append(f"coordinator {report.coordinator}" + ("" if report.contact else ": does not answer"))
+    if report.trouble:
+        lines.append(f"problem: {report.trouble}")
+    if report.contact:
+        moves = f"{report.moving} moving" + (f", {report.requested} requested" if report.requested else "")
+        moves += f", plan {report.plan_under_way[:12]} is under way" if report.plan_under_way else ""
+        pinned = f", {report.pinned} pinned" if report.pinned is not None else ""
+        lines.append(f"channels with an entry: {report.entries}{pinned}; {moves}")
+    lines.append(f"{'server':<8}{'address':<18}{'lease':<8}{'state':<9}{'clients':>8}{'chan.':>7}")
+    lines[-1] += f"{'msg/s':>8}{'kB/s':>8}{'CPU':>6}"
+    for server in report.servers:
+        lease = "unknown" if server.lease is None else _yes_no(server.lease)
+        row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}{lease:<8}{server.state:<9}"
+        measured = server.load
+        if measured is None:
+            lines.append(f"{row} {server.trouble}")
+            continue
+        row += f"{measured.connections:>8}{measured.channels:>7}{measured.messages_per_s:>8.0f}"
+        lines.append(f"{row}{measured.bytes_out_per_s / 1000:>8.1f}{measured.load_ratio:>6.0%}")
+    if report.outside:
+        lines.append(f"not in the ring: {', '.join(f'{name} ({state})' for name, state in report.outside.items())}")
+    return lines
+
+
+def _local_lines(status: ClusterStatus) -> list[str]:
+    """What only the supervisor of a local cluster knows."""
+    lines = [f"cluster {status.cluster}, state in {status.state_dir}"]
     if status.trouble:
         lines.append(f"problem: {status.trouble}")
     if status.certificates_expire_at is not None:
@@ -232,23 +312,12 @@ def _status_text(status: ClusterStatus, load: dict[str, ServerLoad | None]) -> s
     if status.windows is not None:
         since_s = time.time() - status.windows.since_s
         lines.append(f"load windows: {status.windows.way.value} for {since_s:.0f} s ({status.windows.why})")
-    lines.append(f"{'server':<8}{'address':<18}{'lease':<7}{'ring':<6}{'clients':>8}{'channels':>10}")
-    lines[-1] += f"{'msg/s':>10}{'out B/s':>12}{'load':>7}"
-    for server in status.servers:
-        row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}"
-        row += f"{_yes_no(server.lease):<7}{_yes_no(server.in_ring):<6}"
-        measured = load.get(server.id)
-        if measured is None:
-            lines.append(f"{row}  does not answer")
-            continue
-        row += f"{measured.connections:>8}{measured.channels:>10}{measured.messages_per_s:>10.0f}"
-        lines.append(f"{row}{measured.bytes_out_per_s:>12.0f}{measured.load_ratio:>7.0%}")
     lines.append(f"{'process':<14}{'state':<10}{'pid':>8}{'uptime s':>10}{'restarts':>10}  last exit")
     for child in status.processes:
         state = "crashing" if child.crashing else "held" if child.held else child.state
         row = f"{child.name:<14}{state:<10}{child.pid or '-':>8}{child.uptime_s:>10.0f}{child.restarts:>10}"
         lines.append(f"{row}  {(child.last_exit or '').splitlines()[0] if child.last_exit else ''}".rstrip())
-    return "\n".join(lines)
+    return lines
 
 
 def _duration(seconds: float) -> str:
@@ -259,7 +328,3 @@ def _duration(seconds: float) -> str:
 
 def _yes_no(value: bool) -> str:
     return "yes" if value else "no"
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

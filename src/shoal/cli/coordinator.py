@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import Subparsers, add_command, plural, result
 
 if TYPE_CHECKING:
     from shoal.leader.backup import Backup
@@ -63,7 +63,7 @@ def run_backup(args: argparse.Namespace) -> int:
     backup = asyncio.run(_read(_url(args)))
     size = write_file(Path(args.file), backup)
     facts = {"file": args.file, "bytes": size, "keys": len(backup.keys), "not_saved": _NOT_SAVED}
-    result(args, facts, f"{len(backup.keys)} keys in {args.file} ({size} bytes); not saved: {_NOT_SAVED}")
+    result(args, facts, f"{plural(len(backup.keys), 'key')} in {args.file} ({size} bytes); not saved: {_NOT_SAVED}")
     return 0
 
 

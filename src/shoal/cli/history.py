@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.errors import ConfigError, ShoalError
+from shoal.extras import needed
 from shoal.message import Gap, Message
 
 if TYPE_CHECKING:
@@ -64,7 +65,9 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the history of a channel."""
     from shoal.filters.language import parse
-    from shoal.history.table import matching, to_items
+
+    with needed("shoal history", "records"):
+        from shoal.history.table import matching, to_items
     from shoal.wire.envelope import check_channel_name
     from shoal.wire.glob import glob_match
 

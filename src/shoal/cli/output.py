@@ -69,16 +69,30 @@ def add_shared_flags(parser: argparse._ActionsContainer, *, default: Any) -> Non
 
 def note(text: str) -> None:
     """Print progress to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    print(shown(text), file=sys.stderr, flush=True)
 
 
 def result(args: argparse.Namespace, facts: Mapping[str, object], text: str) -> None:
     """Print the result: with --json the facts as one JSON object, else the text. Call it once, at the end."""
     if args.json:
-        sys.stdout.write(json.dumps(facts, separators=(", ", ": "), default=_encode) + "\n")
+        sys.stdout.write(json.dumps(_plain(facts), separators=(", ", ": "), default=_encode) + "\n")
     elif text:
-        print(text)
+        print(shown(text))
     sys.stdout.flush()
+
+
+def shown(text: str) -> str:
+    """A text that can be printed anywhere: bytes of the command line that are not UTF-8 are shown as `\\xff`."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def _plain(value: Any) -> Any:
+    """A value for JSON in which no text has bytes that are not UTF-8."""
+    if isinstance(value, str):
+        return shown(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _encode(value: object) -> object:
@@ -92,6 +106,11 @@ def _encode(value: object) -> object:
     if hasattr(value, "tolist"):  # a NumPy scalar or array
         return value.tolist()
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def plural(count: int, what: str) -> str:
+    """A count and its noun: 1 move, 2 moves."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def colour_wanted(stream: Any) -> bool:

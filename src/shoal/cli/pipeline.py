@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from shoal.pipeline.event_archive import TimeSpan
     from shoal.pipeline.session import SessionOptions
 
-JOBS: Final = ("load", "archive", "match", "profiles", "what_if", "forecast")
+JOBS: Final = ("load", "archive", "match", "profiles", "what_if", "forecast", "report", "replay")
 """The jobs, in the order of `--help`."""
+
+PORT_MAX: Final = 65_535
 
 _EXAMPLE: Final = "shoal pipeline load --once --json\nshoal pipeline load --master 'local[4]' --heap-mb 2048"
 
@@ -52,15 +55,39 @@ def add_spark_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def add_archive_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of a job that reads an archive; `time_span` reads them."""
+    """Add the flags of a job that reads any archive; `time_span` reads them."""
     parser.add_argument(
         "--archive",
         required=True,
         metavar="PATH",
         help="an archive of recorded channels (a directory or a URL), a Parquet file, or a folder of them",
     )
+    add_time_flags(parser)
+
+
+def add_recorded_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a job that reads recorded channels only; `time_span` reads them."""
+    parser.add_argument(
+        "--archive", metavar="PATH", help="archive of recorded channels (default: the setting archive_dir)"
+    )
+    parser.add_argument("--channel", metavar="PATTERN", help="only this channel, or channels that match: 'orders.*'")
+    add_time_flags(parser)
+
+
+def add_time_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of a time span; `time_span` reads them."""
     parser.add_argument("--since", metavar="TIME", help="only messages published from then on: 2026-11-01T10:00, or 3d")
     parser.add_argument("--until", metavar="TIME", help="only messages published before then")
+
+
+def add_windows_flag(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the flag of a job that reads kept load windows."""
+    parser.add_argument(
+        "--windows",
+        required=required,
+        metavar="PATH",
+        help="load windows kept by `shoal pipeline load --keep`: a directory or a URL",
+    )
 
 
 def time_span(args: argparse.Namespace) -> TimeSpan:
@@ -72,6 +99,30 @@ def time_span(args: argparse.Namespace) -> TimeSpan:
     if since_us is not None and until_us is not None and since_us >= until_us:
         raise ConfigError(f"--since {args.since} is not before --until", do="give an earlier time")
     return TimeSpan(since_us, until_us)
+
+
+def add_metrics_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag of a job that can run as a service; `metrics_page` reads it."""
+    parser.add_argument(
+        "--metrics-port",
+        type=int,
+        default=0,
+        metavar="PORT",
+        help="serve metrics on this port of the loopback interface (default: none)",
+    )
+
+
+def metrics_page(args: argparse.Namespace, url: Callable[[], str]) -> AbstractContextManager[object]:
+    """Serve the metrics of a job while the block runs, if the flag asks for it; with the certificate of its address."""
+    from shoal.coordination.link import parse_address
+    from shoal.metrics import MetricsPage
+    from shoal.wire.tls import page_context
+
+    if not 0 <= args.metrics_port <= PORT_MAX:
+        raise ConfigError(f"--metrics-port is {args.metrics_port}", do="give a port, or 0 for none")
+    if not args.metrics_port:
+        return nullcontext()
+    return MetricsPage(args.metrics_port, tls=page_context(parse_address(url(), None, None).tls))
 
 
 def session_options(args: argparse.Namespace, name: str) -> SessionOptions:

@@ -34,7 +34,7 @@ VACUUM_EVERY_S: Final = 3600.0
 
 def add(jobs: Subparsers) -> None:
     """Add the job to `shoal pipeline`."""
-    from shoal.cli.pipeline import add_spark_flags
+    from shoal.cli.pipeline import add_metrics_flag, add_spark_flags
 
     parser = add_command(
         jobs,
@@ -50,7 +50,9 @@ def add(jobs: Subparsers) -> None:
         "--archive", metavar="PATH", help="directory or URL of the archive (default: the setting archive_dir)"
     )
     parser.add_argument(
-        "--migrate", action="store_true", help="turn an archive of an older version into a table, and exit"
+        "--migrate",
+        action="store_true",
+        help="turn an archive or kept load windows of an older version into a table, and exit",
     )
     parser.add_argument(
         "--once", action="store_true", help="archive the existing entries and exit; otherwise run until interrupted"
@@ -72,12 +74,13 @@ def add(jobs: Subparsers) -> None:
     )
     parser.add_argument("--batch-rows", type=int, metavar="N", help="entries per record and batch")
     parser.add_argument("--url", metavar="URL", help="shoal://user:password@host:port (default: as `shoal sub`)")
+    add_metrics_flag(parser)
     add_spark_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Archive until done, or until interrupted."""
-    from shoal.cli.pipeline import session_options
+    from shoal.cli.pipeline import metrics_page, session_options
     from shoal.history.archive_location import ArchiveLocation, require_deltalake
     from shoal.pipeline.archive.job import BATCH_ROWS, ArchiveJob, on_spark
     from shoal.pipeline.session import running
@@ -95,7 +98,8 @@ def run(args: argparse.Namespace) -> int:
     cluster = _Cluster(args)
     began = time.monotonic()
     done = _Done()
-    with ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS) as job, running(options) as spark:
+    writer = ArchiveJob(archive, cluster.login, args.batch_rows or BATCH_ROWS)
+    with metrics_page(args, lambda: cluster.url), writer as job, running(options) as spark:
         _work(job, on_spark(spark), cluster, args, ages, done)
     seconds = time.monotonic() - began
     facts = {
@@ -117,8 +121,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _migrate(args: argparse.Namespace, archive: str) -> int:
+    from shoal.history.archive_location import ArchiveLocation
     from shoal.pipeline.archive.migration import migrate
+    from shoal.pipeline.window_migration import migrate_windows, old_windows
 
+    old = old_windows(ArchiveLocation.of(archive))
+    if old is not None:
+        windows = migrate_windows(ArchiveLocation.of(archive), old)
+        facts = {"archive": archive, "migrated_windows": windows}
+        result(args, facts, f"{archive} is now a table of {windows} load windows")
+        return 0
     files = migrate(archive)
     result(args, {"archive": archive, "migrated_files": files}, f"{archive} is now a table of {files} files")
     return 0
@@ -149,11 +161,16 @@ class _Done:
     """Totals of the job so far."""
 
     def __init__(self) -> None:
+        from shoal.pipeline.job_metrics import JobMetrics
+
         self.batches = self.rows = self.files = self.compacted = self.removed = self.vacuumed = 0
         self.seconds = 0.0
+        self.metrics = JobMetrics("archive")
 
-    def count(self, progress: BatchResult) -> None:
-        """Add a finished batch."""
+    def count(self, progress: BatchResult, behind_s: float) -> None:
+        """Add a finished batch, after which the job is behind by this time."""
+        self.metrics.count(progress.rows, progress.seconds)
+        self.metrics.behind(progress.behind, behind_s)
         self.batches += 1
         self.rows += progress.rows
         self.files += progress.files
@@ -171,6 +188,8 @@ def _work(
         signal.signal(signum, lambda *_: ended.set())
     while not ended.is_set():
         _archive(job, runner, cluster, ended, done, once=args.once)
+        if not job.ends:
+            done.metrics.behind(0, 0.0)
         for server, why in job.unreachable.items():
             note(f"server {server} is unreachable; its records will be archived later: {why}")
         mark_archived(cluster.servers(), cluster.login, job.positions, refusing)
@@ -193,7 +212,7 @@ def _archive(
     """
     goal: Mapping[RecordKey, RecordPosition] | None = None
     while not ended.is_set() and (progress := job.batch(cluster.servers(), runner)) is not None:
-        done.count(progress)
+        done.count(progress, job.behind_s())
         total = progress.entries + progress.behind
         share = 100 * progress.entries // total if total else 100
         note(
@@ -214,8 +233,8 @@ class _Cluster:
         from shoal.cluster.acl import PIPELINE
         from shoal.runtime import PRODUCTION
 
-        url = cluster_url(args.url, args.settings, role=PIPELINE)
-        self._source = PlanSource(lambda: url, args.settings.limits.connect_timeout_s, PRODUCTION)
+        self.url = cluster_url(args.url, args.settings, role=PIPELINE)
+        self._source = PlanSource(lambda: self.url, args.settings.limits.connect_timeout_s, PRODUCTION)
         self._servers: tuple[ServerAddress, ...] = ()
         self.servers()
 

@@ -1,6 +1,6 @@
 """`shoal pipeline forecast`: forecasts the load of the next day from past days, with a backtest.
 
-Owns the flags, the files and the output. The model is in `shoal.pipeline.forecast`. It reads the folder of windows on
+Owns the flags, the files and the output. The model is in `shoal.pipeline.forecast`. It reads the windows on
 this machine: a window is reduced to one number per group, which needs no Spark.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.pipeline import wrote
+from shoal.cli.pipeline import add_windows_flag, wrote
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def add(jobs: Subparsers) -> None:
         description="Forecast the load of the next day from recorded load windows, for each group of servers (eu-1 and "
         'eu-2 are eu), and compare past forecasts with the actual load and with "the same as a day before".',
     )
-    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="folder of stored load windows")
+    add_windows_flag(parser, required=True)
     parser.add_argument(
-        "--generate", metavar="days=N,seed=K", help="generate windows first if the folder is empty (days of 24 min)"
+        "--generate", metavar="days=N,seed=K", help="generate windows first if there are none (days of 24 min)"
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="write the forecast (Parquet) and a figure to this directory"
@@ -53,13 +53,14 @@ def run_forecast(args: argparse.Namespace) -> int:
     from shoal.cli.pipeline_what_if import generate
     from shoal.pipeline import forecast
     from shoal.pipeline.job_folders import make_folder
-    from shoal.pipeline.kept_windows import read_windows, read_windows_manifest
+    from shoal.pipeline.kept_windows import open_windows
 
     if args.out is not None:
         make_folder(args.out)
     generate(args)
-    day_s = read_windows_manifest(args.windows).day_s
-    loads = forecast.loads_of(read_windows(args.windows))
+    windows = open_windows(args.windows)
+    day_s = windows.info.day_s
+    loads = forecast.loads_of(windows.windows())
     table = forecast.forecasts(loads, day_s)
     tests = forecast.backtest(loads, day_s)
     new = forecast.new_groups(loads, day_s)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from shoal.bus.location import URL_VARIABLE
 from shoal.cli.output import Subparsers, add_command, note, result
-from shoal.cli.pipeline import add_spark_flags, session_options
+from shoal.cli.pipeline import add_metrics_flag, add_spark_flags, metrics_page, session_options
 
 if TYPE_CHECKING:
     from shoal.pipeline.kept_windows import WindowKeeper
@@ -53,8 +53,11 @@ def add(jobs: Subparsers) -> None:
         "coordinator, the local cluster)",
     )
     parser.add_argument(
-        "--keep", type=Path, metavar="DIR", help="also store all windows in this directory, for what-if and forecast"
+        "--keep",
+        metavar="PATH",
+        help="also keep all windows in a Delta table (directory or URL), for report, what-if and forecast",
     )
+    add_metrics_flag(parser)
     add_spark_flags(parser)
 
 
@@ -78,13 +81,15 @@ def _source(args: argparse.Namespace, starting: str) -> dict[str, str]:
 def _run_once(args: argparse.Namespace) -> int:
     from shoal.pipeline.job_folders import locked
     from shoal.pipeline.load_job import LoadJob, run_once
+    from shoal.pipeline.load_service import window_url
     from shoal.pipeline.session import running
 
     options = session_options(args, "shoal load")
     source = _source(args, "earliest")
     with tempfile.TemporaryDirectory(prefix="shoal-load-") as temporary:
         job = LoadJob(Path(args.checkpoint or temporary), source, args.settings.balance, _refused(args))
-        with locked(job.directory), _keeper(args.keep) as keeper:
+        page = metrics_page(args, lambda: window_url(source))
+        with page, locked(job.directory), _keeper(args.keep) as keeper:
             note("starting Spark ...")
             with running(options) as spark:
                 note("folding the existing telemetry ...")
@@ -129,21 +134,23 @@ def _text(facts: dict[str, Any]) -> str:
 
 def _follow(args: argparse.Namespace) -> int:
     from shoal.pipeline.job_folders import locked
-    from shoal.pipeline.load_service import follow
+    from shoal.pipeline.load_service import follow, window_url
     from shoal.pipeline.session import running
 
     options = session_options(args, "shoal load")
     directory = Path(args.checkpoint) if args.checkpoint else args.settings.state_path / "pipeline" / "load"
     note("folding telemetry into load windows until stopped")
     began = time.monotonic()
-    with locked(directory), _keeper(args.keep) as keeper, running(options) as spark:
-        done = follow(spark, directory, _source(args, "latest"), args.settings.balance, keeper)
+    source = _source(args, "latest")
+    page = metrics_page(args, lambda: window_url(source))
+    with page, locked(directory), _keeper(args.keep) as keeper, running(options) as spark:
+        done = follow(spark, directory, source, args.settings.balance, keeper)
     facts = done.to_json(time.monotonic() - began)
     result(args, facts, f"{done.windows} windows of {done.records} records in {done.batches} batches")
     return 0
 
 
-def _keeper(folder: Path | None) -> contextlib.AbstractContextManager[WindowKeeper | None]:
+def _keeper(place: str | None) -> contextlib.AbstractContextManager[WindowKeeper | None]:
     from shoal.pipeline.kept_windows import WindowKeeper
 
-    return contextlib.nullcontext() if folder is None else WindowKeeper(folder)
+    return contextlib.nullcontext() if place is None else WindowKeeper(place)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, console, note, result
-from shoal.cli.pipeline import add_spark_flags, session_options, wrote
+from shoal.cli.pipeline import add_spark_flags, add_windows_flag, session_options, wrote
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ def add(jobs: Subparsers) -> None:
         "cheapest, and check it on a held-back day. Writes a table of all runs, a figure, and a file for "
         "--config: the cheapest settings, or the defaults if the cheapest are worse on that day.",
     )
-    parser.add_argument("--windows", type=Path, required=True, metavar="DIR", help="folder of stored load windows")
+    add_windows_flag(parser, required=True)
     parser.add_argument(
-        "--generate", metavar="days=N,seed=K", help="generate windows first if the folder is empty (days of 24 min)"
+        "--generate", metavar="days=N,seed=K", help="generate windows first if there are none (days of 24 min)"
     )
     parser.add_argument(
         "--grid", default="default", metavar="FILE", help="TOML with [[grid]] tables, or default (%(default)s)"
@@ -97,14 +97,14 @@ def run_what_if(args: argparse.Namespace) -> int:
 
 def generate(args: argparse.Namespace) -> None:
     """Generate windows if requested and if there are none."""
-    from shoal.pipeline.kept_windows import MANIFEST, WindowKeeper
+    from shoal.pipeline.kept_windows import WindowKeeper, find_windows
 
     if args.generate is None:
         return
     match = _GENERATE.fullmatch(args.generate)
     if match is None or not int(match[1]):
         raise ConfigError(f"--generate is {args.generate!r}", do="write it as days=4,seed=1, with at least one day")
-    if (args.windows / MANIFEST).exists():
+    if find_windows(args.windows) is not None:
         note(f"{args.windows} already has windows; none were generated")
         return
     from shoal.pipeline import generated_windows

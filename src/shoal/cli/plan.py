@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import Subparsers, add_command, plural, result
 from shoal.cli.plan_audit import register_audit
 from shoal.cli.plan_move import register_move
 from shoal.cli.plan_moves import MoveView, describe_moves, read_moves
+from shoal.cli.plan_pin import PinView, printable, read_pins, register_pin, view_pin
 from shoal.cli.plan_propose import register_propose
 from shoal.errors import CoordinatorError, PlanError
 
@@ -62,7 +63,9 @@ class PlanView(msgspec.Struct, frozen=True, omit_defaults=True):
     channels: tuple[PlacementView, ...]
     moves: tuple[MoveView, ...] | None = None
     public_key: str = ""
-    """The key that verified the plan, in hexadecimal: it can be pinned in a cluster's address (`?cluster_key=`)."""
+    """The key that verified the plan, in hexadecimal: it can be set in a cluster's address (`?cluster_key=`)."""
+    pins: tuple[PinView, ...] | None = None
+    """The pinned channels; None if the login cannot read them."""
 
     @property
     def sound(self) -> bool:
@@ -93,6 +96,7 @@ def register(subparsers: Subparsers) -> None:
         "--moves", action="store_true", help="show moving channels, and the agents that each move waits for"
     )
     register_move(group)
+    register_pin(group)
     register_propose(group)
     register_audit(group)
 
@@ -143,6 +147,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
             if (channel := keys.entry_unit(name)) is not None
         }
         moving = await read_moves(coordinator, book) if moves else None
+        pins = await read_pins(coordinator)
     ring = book.ring
     assert ring is not None
     return PlanView(
@@ -156,6 +161,7 @@ async def read_plan(url: str, key: bytes | None, channels: list[bytes], *, moves
         tuple(_placement(book, channel, signed) for channel in channels),
         moving,
         key.hex(),
+        None if pins is None else tuple(view_pin(name, pin, book.placement(name)) for name, pin in pins.items()),
     )
 
 
@@ -208,24 +214,26 @@ def describe(view: PlanView, channels_only: bool) -> str:
     """Format the view as text."""
     if not view.signature_ok:
         return "the ring is not signed by the cluster: clients and agents reject it"
-    lines = [_line(placement) for placement in view.channels]
+    pins = {pin.channel: pin for pin in view.pins or ()}
+    lines = [_line(placement, pins) for placement in view.channels]
     if view.moves is not None:
         lines += describe_moves(view.moves)
     elif not channels_only:
-        lines.append(f"ring version {view.ring_version}, {len(view.servers)} servers, signature ok")
+        lines.append(f"ring version {view.ring_version}, {plural(len(view.servers), 'server')}, signature ok")
         for server in view.servers:
             remaining = f" for {server.lease_remaining_s:.1f} s" if server.lease_remaining_s is not None else ""
             guest = "" if server.home else "  guest"
             lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}{guest}")
-        lines.append(f"{len(view.entries)} entries; all other channels are placed by the ring")
-        lines += [f"  {_line(placement)}" for placement in view.entries]
+        entries = "1 entry" if len(view.entries) == 1 else f"{len(view.entries)} entries"
+        lines.append(f"{entries}; all other channels are placed by the ring")
+        lines += [f"  {_line(placement, pins)}" for placement in view.entries]
     return "\n".join(lines)
 
 
-def _line(view: PlacementView) -> str:
-    name = view.channel if view.channel.isprintable() else view.channel.encode("unicode_escape").decode()
+def _line(view: PlacementView, pins: dict[str, PinView]) -> str:
+    name = printable(view.channel.encode())
     wrong = "" if view.signature_ok else "; an entry without the cluster's signature is ignored"
     return (
         f"{name}: {view.mode} on {', '.join(view.servers)} by the {view.source}, "
-        f"version {view.version}, home {view.home}{wrong}"
+        f"version {view.version}, home {view.home}{wrong}" + (f"; {pins[name].text}" if name in pins else "")
     )

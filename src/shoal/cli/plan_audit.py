@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import Subparsers, add_command, plural, result
+from shoal.cli.plan_pin import PinView, printable, read_pins, view_pin
 from shoal.errors import PlanError
 
 if TYPE_CHECKING:
-    from shoal.balance.balancer_keys import Why
+    from shoal.balance.balancer_keys import Pin, Why
     from shoal.leader.audit_log import AuditLog
 
 _TIMEOUT_S: Final = 5.0
@@ -41,6 +42,8 @@ class Explanation(msgspec.Struct, frozen=True):
     window_end_s: float | None = None
     placed_at: float | None = None
     before: tuple[str, ...] | None = None
+    pin: PinView | None = None
+    """The pin, if the channel is pinned."""
 
 
 def register_audit(group: Subparsers) -> None:
@@ -104,6 +107,7 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
         await require_format(coordinator)
         stored = {name: kept.value for name, kept in (await coordinator.list(keys.PLAN_PREFIX)).items()}
         kept = await coordinator.list(balancer_keys.WHY_PREFIX)
+        pins = await read_pins(coordinator) or {}
     key = key or stored.get(keys.PUBLIC_KEY)
     if key is None or keys.RING_KEY not in stored:
         raise PlanError("the coordinator has no plan yet", do="start the servers' agents and a balancer")
@@ -115,17 +119,21 @@ async def _explain(url: str, key: bytes | None, channels: list[bytes]) -> list[E
     whys = {channel: value for name, value in kept.items() if (channel := balancer_keys.why_channel(name)) is not None}
     return [
         _explanation(
-            book, channel, balancer_keys.decode(whys[channel].value, balancer_keys.Why) if channel in whys else None
+            book,
+            channel,
+            balancer_keys.decode(whys[channel].value, balancer_keys.Why) if channel in whys else None,
+            pins.get(channel),
         )
-        for channel in channels or sorted(book.entries)
+        for channel in channels or sorted(book.entries.keys() | pins.keys())
     ]
 
 
-def _explanation(book: Any, channel: bytes, why: Why | None) -> Explanation:
+def _explanation(book: Any, channel: bytes, why: Why | None, pin: Pin | None) -> Explanation:
     placement = book.placement(channel)
     entry = book.entry(channel)
     place = {
         "channel": channel.decode("utf-8", "backslashreplace"),
+        "pin": view_pin(channel, pin, placement) if pin else None,
         "mode": placement.mode.value,
         "servers": placement.servers,
         "home": book.ring.home(channel),
@@ -149,9 +157,10 @@ def _explanation(book: Any, channel: bytes, why: Why | None) -> Explanation:
 
 
 def _explanation_text(found: Explanation) -> str:
-    from shoal.cli.plan_propose import figures_text, printable
+    from shoal.cli.plan_propose import figures_text
 
     where = f"{printable(found.channel.encode())}: {found.mode} on {', '.join(found.servers)}"
+    where += f", {found.pin.text}" if found.pin else ""
     if found.source == "ring":
         return f"{where}: placed by the ring, by the hash of its name"
     if found.source == "hand":
@@ -205,7 +214,7 @@ def _decision_text(decision: dict[str, Any]) -> str:
     from shoal.balance.decision_record import RECORD_VERSION
 
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
-    wanted = [f"{decision['moves']} moves", *decision["servers"], *decision["hosts"]]
+    wanted = [plural(decision["moves"], "move"), *decision["servers"], *decision["hosts"]]
     return (
         f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
         f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"

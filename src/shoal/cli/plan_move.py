@@ -1,6 +1,7 @@
-"""`shoal plan move`: requests a channel move, and shows its progress.
+"""`shoal plan move`: pins a channel, requests its move, and shows the progress.
 
-Owns the request and the wait. The cluster's conductor carries out the move, even if this command ends.
+Owns the request and the wait, also for `shoal plan pin`. The cluster's conductor carries out the move, even if this
+command ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.plan_pin import printable
 from shoal.errors import ConfigError, PlanError, UnknownServerError
 
 if TYPE_CHECKING:
@@ -53,6 +55,7 @@ class MoveResult(msgspec.Struct, frozen=True):
     phases: tuple[PhaseView, ...]
     seconds: float
     outcome: str
+    pinned: bool
 
 
 def register_move(group: Subparsers) -> None:
@@ -64,7 +67,8 @@ def register_move(group: Subparsers) -> None:
         "move one channel by hand",
         example=EXAMPLE,
         description="Move one channel to other servers without losing a message. Subscribers move first, then "
-        "publishers. Clients are notified with the next message of the channel, or immediately with --eager.",
+        "publishers. Clients are notified with the next message of the channel, or immediately with --eager. The "
+        "channel is pinned: the balancer leaves it there until shoal plan release.",
     )
     move.add_argument("channel", metavar="CHANNEL")
     move.add_argument("--to", required=True, metavar="SERVER[,SERVER]", help="target servers of the channel")
@@ -74,25 +78,35 @@ def register_move(group: Subparsers) -> None:
     move.add_argument(
         "--eager", action="store_true", help="notify clients immediately instead of with the next message"
     )
-    move.add_argument("--no-wait", action="store_true", help="request the move and return")
-    move.add_argument(
+    add_wait_flags(move)
+
+
+def add_wait_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of the wait for a request."""
+    parser.add_argument("--no-wait", action="store_true", help="send the request and return")
+    parser.add_argument(
         "--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait (default {_WAIT_S:g})"
     )
 
 
 def run_move(args: argparse.Namespace) -> int:
     """Move a channel."""
+    return run_request(args, tuple(word.strip() for word in args.to.split(",")))
+
+
+def run_request(args: argparse.Namespace, servers: tuple[str, ...] | None) -> int:
+    """Move a channel to servers, or pin it where it is if there are none, and wait."""
     from shoal.cli.plan import coordinator_of
     from shoal.wire.envelope import check_channel_name
 
     if not 0 < args.timeout < math.inf:
         raise ConfigError(f"--timeout is {args.timeout:g}", do="give a number of seconds above 0")
     channel = check_channel_name(args.channel, args.settings.limits)
-    servers = tuple(word.strip() for word in args.to.split(","))
-    request = make_request(channel, servers, args.mode, args.eager)
+    request = None if servers is None else make_request(channel, servers, args.mode, args.eager)
     url, key = coordinator_of(args)
-    came = asyncio.run(_move(url, key, request, None if args.no_wait else args.timeout))
-    result(args, msgspec.to_builtins(came), f"{args.channel}: {came.outcome}")
+    came = asyncio.run(_move(url, key, channel, request, None if args.no_wait else args.timeout))
+    held = f"; pinned until shoal plan release {came.channel}" if came.pinned else ""
+    result(args, msgspec.to_builtins(came), f"{came.channel}: {came.outcome}{held}")
     return 0 if came.moved or args.no_wait else 1
 
 
@@ -107,38 +121,55 @@ def make_request(channel: bytes, servers: tuple[str, ...], mode: str, eager: boo
         shared = len(set(servers)) > 1
         advice = "give --mode all_subscribers or all_publishers" if shared else "give each server once"
         raise PlanError(str(error), do=advice) from error
-    return MoveRequest(channel, servers, Mode(mode), eager, secrets.token_hex(8))
+    return MoveRequest(channel, servers, Mode(mode), eager, secrets.token_hex(8), lasting=True)
 
 
-async def _move(url: str, key: bytes | None, request: MoveRequest, wait_s: float | None) -> MoveResult:
+async def _move(
+    url: str, key: bytes | None, channel: bytes, request: MoveRequest | None, wait_s: float | None
+) -> MoveResult:
     from shoal.runtime import PRODUCTION
 
     async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-        return await MoveCommand(coordinator, request).run(key, wait_s)
+        return await MoveCommand(coordinator, channel, request).run(key, wait_s)
 
 
 class MoveCommand:
-    """One request and its observed progress."""
+    """One request and its observed progress. Without a request, the channel is pinned where it is."""
 
-    def __init__(self, coordinator: Coordinator, request: MoveRequest) -> None:
+    def __init__(self, coordinator: Coordinator, channel: bytes, request: MoveRequest | None) -> None:
         self._coordinator = coordinator
-        self._request = request
+        self._channel = channel
+        self._asked = request
+        self._request: MoveRequest
+        self._pinned = False
         self._began = time.monotonic()
         self._phases: list[PhaseView] = []
         self._book: PlanBook | None = None
 
     async def run(self, key: bytes | None, wait_s: float | None) -> MoveResult:
         """Send the request and wait for up to `wait_s`; None does not wait."""
+        from shoal.balance.balancer_keys import Pin, encode, pin_key
+        from shoal.balance.change import Place
         from shoal.plan.keys import move_key
         from shoal.plan.move_request import encode_request
 
-        self._book = await self._checked_book(key)
+        self._book = book = await self._checked_book(key)
+        self._request = self._asked or _stay(self._channel, book)
+        pin, before = pin_key(self._channel), await self._coordinator.get(pin_key(self._channel))
+        place = Place(self._request.mode, self._request.servers)
+        await self._coordinator.put(pin, encode(Pin(place, time.time())))  # first, so that no plan moves it meanwhile
+        self._pinned = True
         if self._is_there():
-            return self._result(True, "already there")
-        await self._coordinator.put(move_key(self._request.unit), encode_request(self._request))
+            return self._result(True, "already there" if self._asked else f"stays on {self._target_words()}")
+        await self._coordinator.put(move_key(self._channel), encode_request(self._request))
         if wait_s is None:
             return self._result(False, "requested; see shoal plan show --moves")
-        return await self._wait(self._began + wait_s)
+        came = await self._wait(self._began + wait_s)
+        if came.phase == "end" and not came.moved:
+            self._pinned = before is not None
+            await (self._coordinator.put(pin, before.value) if before else self._coordinator.delete(pin))
+            came = msgspec.structs.replace(came, pinned=self._pinned)
+        return came
 
     async def _checked_book(self, key: bytes | None) -> PlanBook:
         """Return the plan after checking that it has the servers and that a conductor is running."""
@@ -147,7 +178,7 @@ class MoveCommand:
         from shoal.plan.format import require_format
         from shoal.plan.signature import Verifier
 
-        channel = self._request.unit
+        channel = self._channel
         await require_format(self._coordinator)
         stored = await self._coordinator.list(keys.PLAN_PREFIX)
         public = key or (stored[keys.PUBLIC_KEY].value if keys.PUBLIC_KEY in stored else None)
@@ -159,7 +190,8 @@ class MoveCommand:
             book.accept_entry(entry.value)
         assert book.ring is not None
         ids = book.ring.ids
-        if unknown := [server for server in self._request.servers if server not in ids]:
+        wanted = self._asked.servers if self._asked else ()
+        if unknown := [server for server in wanted if server not in ids]:
             raise UnknownServerError(
                 f"the ring has no server {', '.join(map(repr, unknown))}", do=f"choose from {', '.join(sorted(ids))}"
             )
@@ -173,13 +205,14 @@ class MoveCommand:
         from shoal.plan.keys import entry_key, move_key
         from shoal.plan.move_request import decode_request
 
-        channel = self._request.unit
+        channel = self._channel
         while True:
             asked = await self._coordinator.get(move_key(channel))
             self._learn(await self._coordinator.get(entry_key(channel)))
             entry = self._entry
             if entry is not None and self._is_target(entry.placement) and entry.phase is Phase.END:
-                return self._result(True, f"moved to {self._target_words()}")
+                done = "moved to" if self._asked else "stays on"
+                return self._result(True, f"{done} {self._target_words()}")
             if asked is None:
                 return self._dropped()
             if decode_request(asked.value).id != self._request.id:
@@ -215,16 +248,14 @@ class MoveCommand:
     @property
     def _entry(self) -> Entry | None:
         assert self._book is not None
-        return self._book.entry(self._request.unit)
+        return self._book.entry(self._channel)
 
     def _is_there(self) -> bool:
-        """Return whether the channel is already at the target and not moving."""
+        """Return whether an entry keeps the channel at the target already, and it is not moving."""
         from shoal.plan.entry import Phase
 
-        assert self._book is not None
         entry = self._entry
-        resting = entry is None or entry.phase is Phase.END
-        return resting and self._is_target(self._book.placement(self._request.unit))
+        return entry is not None and entry.phase is Phase.END and self._is_target(entry.placement)
 
     def _is_target(self, placement: Placement) -> bool:
         return placement.mode is self._request.mode and {*placement.servers} == {*self._request.servers}
@@ -235,7 +266,7 @@ class MoveCommand:
     def _result(self, moved: bool, outcome: str) -> MoveResult:
         entry = self._entry
         return MoveResult(
-            self._request.unit.decode("utf-8", "backslashreplace"),
+            printable(self._channel),
             self._request.mode.value,
             self._request.servers,
             moved,
@@ -244,4 +275,14 @@ class MoveCommand:
             tuple(self._phases),
             round(time.monotonic() - self._began, 3),
             outcome,
+            self._pinned,
         )
+
+
+def _stay(channel: bytes, book: PlanBook) -> MoveRequest:
+    """The request that keeps a channel where it is, or where it is moving to."""
+    from shoal.plan.move_request import MoveRequest
+
+    entry = book.entry(channel)
+    place = entry.placement if entry else book.placement(channel)
+    return MoveRequest(channel, place.servers, place.mode, True, secrets.token_hex(8), lasting=True)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import Subparsers, add_command, plural, result
+from shoal.cli.plan_pin import names_text, printable, read_pins
 from shoal.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -73,13 +74,15 @@ def run_propose(args: argparse.Namespace) -> int:
 
     if args.policy:
         checked_policy(args.policy)
-    answer = _request(args, Ask("propose", policy=args.policy))
+    answer, pinned = _request(args, Ask("propose", policy=args.policy))
     proposal = decode_proposal(answer.proposal)
     if digest_of(answer.proposal) != answer.digest:
         raise PlanError("the digest of the proposal does not match its content")
     if args.out:
         Path(args.out).write_bytes(answer.proposal)
-    result(args, facts_of(proposal), text_of(proposal))
+    left = f"\n  pinned, so left alone: {names_text(pinned)}" if pinned else ""
+    facts = {**facts_of(proposal), "pinned": [printable(channel) for channel in pinned]}
+    result(args, facts, text_of(proposal) + left)
     return 0
 
 
@@ -88,9 +91,9 @@ def run_apply(args: argparse.Namespace) -> int:
     from shoal.balance.balancer_keys import Ask
 
     digest = _digest_of_file(Path(args.proposal))
-    answer = _request(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
+    answer, _ = _request(args, Ask("apply", digest=digest or args.proposal), resolve=digest is None)
     facts = {"digest": answer.digest, "applied": True, "moves": answer.moves}
-    result(args, facts, f"{answer.digest[:12]} applied, {answer.moves} moves; see shoal plan show --moves")
+    result(args, facts, f"{answer.digest[:12]} applied, {plural(answer.moves, 'move')}; see shoal plan show --moves")
     return 0
 
 
@@ -103,7 +106,8 @@ def _digest_of_file(path: Path) -> str | None:
     return decode_proposal(path.read_bytes()).digest
 
 
-def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> AskOutcome:
+def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> tuple[AskOutcome, tuple[bytes, ...]]:
+    """Return the balancer's answer, and the pinned channels."""
     from shoal.cli.plan import coordinator_of
 
     if not 0 < args.timeout < math.inf:
@@ -112,7 +116,7 @@ def _request(args: argparse.Namespace, ask: Ask, *, resolve: bool = False) -> As
     return asyncio.run(_ask(url, ask, args.timeout, resolve))
 
 
-async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> AskOutcome:
+async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> tuple[AskOutcome, tuple[bytes, ...]]:
     """Send a request to the balancer and wait for its answer; raises PlanError if it is rejected or not answered."""
     from shoal.balance import balancer_keys
     from shoal.runtime import PRODUCTION
@@ -127,9 +131,10 @@ async def _ask(url: str, ask: Ask, wait_s: float, resolve: bool) -> AskOutcome:
         finally:
             await coordinator.delete(balancer_keys.ask_key(id))
             await coordinator.delete(balancer_keys.answer_key(id))
+        pinned = tuple(await read_pins(coordinator) or ())
     if answer.error:
         raise PlanError(answer.error)
-    return answer
+    return answer, pinned
 
 
 async def _answer(coordinator: Coordinator, key: str, wait_s: float) -> AskOutcome:
@@ -187,11 +192,11 @@ def _change_facts(change: ChannelMove | ServerChange) -> dict[str, Any]:
 def text_of(proposal: Proposal) -> str:
     """Format a proposal as text."""
     lines = [
-        f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {proposal.moves_count} moves, "
+        f"proposal {proposal.digest[:12]} of policy {proposal.policy}: {plural(proposal.moves_count, 'move')}, "
         f"busiest server {proposal.max_ratio_before:.0%} -> {proposal.max_ratio_after:.0%}"
     ]
     for change in proposal.servers:
-        what = f"add {change.count} servers" if change.what == "add" else f"{change.what} {change.server}"
+        what = f"add {plural(change.count, 'server')}" if change.what == "add" else f"{change.what} {change.server}"
         lines.append(f"  {what}: {change.reason}{figures_text(change.figures)}")
     for move in proposal.moves[:_SHOWN]:
         lines.append(
@@ -209,12 +214,6 @@ def text_of(proposal: Proposal) -> str:
     if proposal.is_empty:
         lines.append("  no changes")
     return "\n".join(lines)
-
-
-def printable(channel: bytes) -> str:
-    """Escape a channel name for the terminal."""
-    text = channel.decode("utf-8", "backslashreplace")
-    return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 
 def place_text(place: Any) -> str:

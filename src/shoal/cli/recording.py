@@ -7,21 +7,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from shoal.cli.output import Subparsers, add_command, result
-from shoal.errors import ConnectError
 from shoal.wire.envelope import check_channel_name
 
-if TYPE_CHECKING:
-    from shoal.coordination.link import Address
-    from shoal.plan.ring import ServerAddress
-
-WAIT_S: Final = 5.0
-"""How long agents may take to apply a mark. After that the command lists those that have not."""
-
-_POLL_S: Final = 0.05
 _TIMEOUT_S: Final = 5.0
 _EXAMPLE: Final = "shoal channels record 'orders.*'\n  shoal channels recorded --json"
 
@@ -57,8 +47,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run_record(args: argparse.Namespace) -> int:
     """Set or remove a mark, and wait until the agents have applied it."""
+    from shoal.history.recording_switch import switch_recording
+
     pattern = check_channel_name(args.name, args.settings.limits)
-    news, waiting = asyncio.run(_record(_url(args), pattern, not args.off))
+    news, waiting = asyncio.run(switch_recording(_url(args), pattern, not args.off))
     state = "no longer recorded" if args.off else "recorded"
     facts = {"name": args.name, "recorded": not args.off, "changed": news, "waiting": waiting}
     text = f"{args.name} is {state}" + ("" if news else ", as before")
@@ -79,49 +71,6 @@ def _url(args: argparse.Namespace) -> str:
     from shoal.cli.plan import coordinator_of
 
     return coordinator_of(args)[0]
-
-
-async def _record(url: str, pattern: bytes, on: bool) -> tuple[bool, list[str]]:
-    """Set a mark; return whether it changed, and the servers whose agents have not applied it after `WAIT_S`."""
-    from shoal.coordination.link import parse_address
-    from shoal.plan.format import require_format
-    from shoal.plan.keys import PUBLIC_KEY, RING_KEY
-    from shoal.plan.recording_marks import set_recorded
-    from shoal.plan.signature import Verifier
-    from shoal.runtime import PRODUCTION
-
-    async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-        await require_format(coordinator)
-        news = await set_recorded(coordinator, pattern, on)
-        key, ring = await coordinator.get(PUBLIC_KEY), await coordinator.get(RING_KEY)
-    servers = Verifier(key.value).ring(ring.value).servers if key is not None and ring is not None else ()
-    login = parse_address(url, None, None)
-    waiting = {server.id: server for server in servers}
-    deadline = time.monotonic() + WAIT_S
-    while waiting:
-        for server in list(waiting.values()):
-            if await asyncio.to_thread(_is_applied, server, login, pattern) == on:
-                del waiting[server.id]
-        if not waiting or time.monotonic() >= deadline:
-            break
-        await asyncio.sleep(_POLL_S)
-    return news, sorted(waiting)
-
-
-def _is_applied(server: ServerAddress, login: Address, pattern: bytes) -> bool | None:
-    """Return whether the agent of a server records a pattern; None if the server is unreachable."""
-    import hiredis
-
-    from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking_connection import ask
-    from shoal.wire.record_entry import MARKS_KEY, read_marks
-
-    try:
-        to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
-        value = ask(to.host, to.port, login.username, login.password, b"GET", MARKS_KEY, dial=to.dial)
-    except (ConnectError, hiredis.ReplyError):
-        return None
-    return pattern in read_marks(value)
 
 
 async def _recorded(url: str) -> list[bytes]:

@@ -24,9 +24,12 @@ def register(subparsers: Subparsers) -> None:
         "shoal sim channels --seeds 200 --break heal     # must find violations, and exits 1\n"
         "shoal sim channels --break list\n"
         "shoal sim moves --seeds 200 --break widen-before-switch\n"
-        "shoal sim balancer --seeds 300 --json",
+        "shoal sim balancer --seeds 300 --json\n"
+        "shoal sim queue --seeds 200 --break fencing",
     )
-    parser.add_argument("protocol", choices=["channels", "moves", "recording", "balancer"], help="protocol to simulate")
+    parser.add_argument(
+        "protocol", choices=["channels", "moves", "recording", "balancer", "queue"], help="protocol to simulate"
+    )
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of seeds (default 100)")
     parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="first seed (default 0)")
     parser.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
@@ -37,8 +40,10 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the campaign; 0 only if the protocol held and every corner case occurred."""
+    from shoal.channels.telemetry import loop_image
     from shoal.lab.sim.protocols import PROTOCOLS
 
+    loop_image.ensure()
     breaks = list(PROTOCOLS[args.protocol].breaks)
     if args.broken == "list":
         result(args, {"protocol": args.protocol, "breaks": breaks}, "\n".join(breaks))

@@ -1,7 +1,7 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
 Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round`,
-`shoal.lab.soak.hostile_round` and `shoal.lab.soak.redis_round`.
+`shoal.lab.soak.hostile_round`, `shoal.lab.soak.redis_round` and `shoal.lab.soak.pipeline_round`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,15 @@ SUBSCRIBERS_MAX = 2000
 SECONDS_MIN = 2.0
 FREEZE_SECONDS_MIN = 15.0
 """A server that is frozen needs some seconds to leave the ring and to come back."""
-SECONDS = {"channels": 60.0, "moves": 60.0, "hot-channel": 30.0, "scale-out": 45.0, "hostile": 60.0, "redis": 40.0}
+SECONDS = {
+    "channels": 60.0,
+    "moves": 60.0,
+    "hot-channel": 30.0,
+    "scale-out": 45.0,
+    "hostile": 60.0,
+    "redis": 40.0,
+    "pipeline": 90.0,
+}
 HOSTILE_SERVERS = 2
 HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
@@ -61,7 +69,9 @@ def register(subparsers: Subparsers) -> None:
         "server may leave the ring, no gap may be false, and agents must stay small. Each attack follows harmless\n"
         "traffic of the same rate; latency during attacks may be 1.5 times as high.\n"
         "redis: redis-py's client and shoal.redis make the same calls while their server is frozen and while their\n"
-        "cluster is dead. Calls must end in the same way, and dropped subscribers must not stay subscribed.",
+        "cluster is dead. Calls must end in the same way, and dropped subscribers must not stay subscribed.\n"
+        "pipeline: Spark reads recorded channels into Parquet, event-time windows and an archive while channels move,\n"
+        "a server joins, the driver is killed and a server is killed. Nothing owed may be missing, doubled or late.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -72,7 +82,8 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak scale-out --servers 4 --to 8 --json\n"
         "shoal soak hostile --seconds 60 --json\n"
         "shoal soak hostile --attack hellos --attack large --seconds 20\n"
-        "shoal soak redis --json",
+        "shoal soak redis --json\n"
+        "shoal soak pipeline --seconds 90 --json",
     )
     parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
     parser.add_argument(
@@ -143,8 +154,15 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
     if args.protocol == "redis":
         from shoal.lab.soak.redis_round import run_redis
 
-        _check_redis(args)
+        _refuse_others(args)
         return lambda tell: asyncio.run(run_redis(args.settings.limits, tell))
+    if args.protocol == "pipeline":
+        from shoal.lab.soak.pipeline_round import PipelineSoakOptions, run_pipeline
+
+        _refuse_others(args, keep=("seconds",))
+        seconds = _checked_seconds(args)
+        pipeline = PipelineSoakOptions(seconds=seconds, seed=args.seed, limits=args.settings.limits)
+        return lambda tell: asyncio.run(run_pipeline(pipeline, tell))
     if args.attack:
         raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
     args.servers = 4 if args.servers is None else args.servers
@@ -163,13 +181,13 @@ def _seconds(args: argparse.Namespace) -> float:
     return SECONDS[args.protocol] if args.seconds is None else float(args.seconds)
 
 
-def _check_redis(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options of other soaks."""
+def _refuse_others(args: argparse.Namespace, keep: tuple[str, ...] = ()) -> None:
+    """Raise ConfigError for options of other soaks; `keep` names those of this one."""
     load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack")
     for name in (*load, "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze"):
-        if getattr(args, name):
+        if getattr(args, name) and name not in keep:
             flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} does not apply to `shoal soak redis`", do="omit it")
+            raise ConfigError(f"{flag} does not apply to `shoal soak {args.protocol}`", do="omit it")
 
 
 def _hostile_options(args: argparse.Namespace) -> HostileOptions:
@@ -334,6 +352,8 @@ def _text(facts: dict[str, Any]) -> str:
             rows |= _fate_rows(facts) | _move_rows(facts)
         case "hostile":
             rows |= _hostile_rows(facts)
+        case "pipeline":
+            rows |= _pipeline_rows(facts)
         case _:
             rows |= _balance_rows(facts) | _fate_rows(facts)
     rows["violations"] = f"{facts['violation_count']}"
@@ -374,6 +394,16 @@ def _hostile_rows(facts: dict[str, Any]) -> dict[str, str]:
         "agents": f"at most {facts['agent_rss_mb_max']} MB above idle",
         "p99": f"{p99['hostile']} ms during attacks, {p99['harmless']} ms with harmless traffic: {p99['ratio']} times",
         "goals missed": "; ".join(facts["goals_missed"]) or "none",
+    }
+
+
+def _pipeline_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """Rows for a run with Spark jobs."""
+    return {
+        "owed": f"{facts['owed']:,} of {facts['confirmed']:,} confirmed; "
+        f"{facts['lost_with_server']:,} were lost with a server",
+        "missing": f"{facts['missing']}, doubled {facts['doubled']}, dropped as late {facts['dropped_late']}",
+        "in windows": f"{facts['counted_in_windows']:,} messages, archived {facts['archived']:,}",
     }
 
 

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import hiredis
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, console, result
-from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance
+from shoal.cli.output import Subparsers, add_command, console, plural, result
+from shoal.cli.plan_pin import printable
+from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance, table
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
 from shoal.load.kinds import CHANNEL
 
@@ -263,11 +264,18 @@ def _last_record(source: Source, server: ServerAddress) -> tuple[float, Telemetr
         values = dict(zip(fields[::2], fields[1::2], strict=True))
         return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None
     except hiredis.ReplyError as error:
-        return 0.0, None, "no telemetry yet" if "no such key" in str(error) else str(error)
+        return 0.0, None, _refusal(str(error))
     except ShoalError as error:
         return 0.0, None, str(error)
     except (KeyError, TypeError, ValueError):
         return 0.0, None, "its telemetry stream has invalid data"
+
+
+def _refusal(text: str) -> str:
+    """What a server's refusal means."""
+    if "no such key" in text:
+        return "no telemetry yet"
+    return "this login may not read telemetry: use the role reader" if text.startswith("NOPERM") else text
 
 
 def summarize(server: ServerAddress, record: TelemetryRecord, age_s: float) -> ServerRow:
@@ -318,36 +326,29 @@ def busiest(server: str, record: TelemetryRecord, channels_max: int) -> Iterable
 def render(snapshot: ClusterSnapshot) -> Group:
     """Return tables of servers, channels and the balancer's last moves."""
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
     loads = f"load average {_share(snapshot.load_mean)}, busiest {_share(snapshot.load_max)}"
-    servers = Table(title=f"{len(snapshot.servers)} servers, {loads}", title_justify="left")
-    for heading in ("server", "address", "pool state"):
-        servers.add_column(heading)
-    for heading in ("publ./s", "sent/s", "out", "load", "CPU", "connections", "channels"):
-        servers.add_column(heading, justify="right")
-    servers.add_column("note")
+    counts = ("publ./s", "sent/s", "out", "load", "CPU", "clients", "channels")
+    servers = table(f"{plural(len(snapshot.servers), 'server')}, {loads}", ("server", "state"), counts)
     pool_states = snapshot.balance.pool_states if snapshot.balance else {}
     for load in snapshot.servers:
         servers.add_row(
             load.id,
-            load.address,
             pool_states.get(load.id, "-"),
             *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
             *(_share(load.load_ratio), _share(load.cpu_share)),
             *(_count(load.connections), _count(load.channels)),
-            Text(load.trouble or ""),
         )
-    channels = Table(title="busiest channels", title_justify="left")
-    for heading in ("channel", "server"):
-        channels.add_column(heading)
-    for heading in ("publ./s", "sent/s", "out", "publishers", "subscribers", "by pattern"):
-        channels.add_column(heading, justify="right")
+    troubles = [Text(f"{load.id} ({load.address}): {load.trouble}") for load in snapshot.servers if load.trouble]
+    figures = ("publ./s", "sent/s", "out", "publ.", "subs.", "patterns")
+    channels = table("busiest channels", ("channel", "server"), figures)
+    pinned = {*snapshot.balance.pinned} if snapshot.balance else set()
     for channel in snapshot.channels:
+        name = printable(channel.channel.encode())
         channels.add_row(
-            Text(channel.channel),
-            channel.server,
+            Text(name),
+            f"{channel.server} pinned" if name in pinned else channel.server,
             *(
                 _count(channel.publications_per_s),
                 _count(channel.sent_per_s),
@@ -355,7 +356,8 @@ def render(snapshot: ClusterSnapshot) -> Group:
             ),
             *(str(channel.publishers), str(channel.subscribers), str(channel.pattern_subscribers)),
         )
-    return Group(servers, channels, *(render_balance(snapshot.balance) if snapshot.balance else ()))
+    balance = render_balance(snapshot.balance) if snapshot.balance else ()
+    return Group(servers, *troubles, Text(), channels, Text(), *balance)
 
 
 def _count(value: float | None) -> str:

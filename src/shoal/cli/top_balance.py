@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from shoal.cli.output import plural
+from shoal.cli.plan_pin import names_text, printable, read_pins
 from shoal.errors import CoordinatorError, PlanError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from shoal.balance.balancer_keys import BalancerState, Why
     from shoal.coordination.interface import Coordinator, Versioned
@@ -68,6 +71,8 @@ class BalanceView(msgspec.Struct, frozen=True):
     """Servers removed last, newest first."""
     plans: tuple[PlanRow, ...] = ()
     moves: tuple[MoveRow, ...] = ()
+    pinned: tuple[str, ...] = ()
+    """Pinned channels, which the balancer leaves alone."""
     trouble: str | None = None
 
     def servers_in(self, *how: str) -> tuple[str, ...]:
@@ -93,12 +98,13 @@ class BalanceReader:
                 keys.pool_server(key): keys.read_mark(stored.value)
                 for key, stored in (await self._coordinator.list(keys.POOL_PREFIX)).items()
             }
+            pins = await read_pins(self._coordinator) or ()
             stored = await self._coordinator.get(STATE_KEY)
             state = decode(stored.value, BalancerState) if stored else BalancerState()
             await self._read_whys(stored)
         except (CoordinatorError, PlanError) as error:
             return BalanceView(ring.version, pool_states_of(ring, {}), trouble=str(error))
-        return view_of(ring, marks, state, self._whys, time.time())
+        return view_of(ring, marks, state, self._whys, time.time(), pins)
 
     async def _read_whys(self, state: Versioned | None) -> None:
         from shoal.balance.balancer_keys import WHY_PREFIX, Why, decode, why_channel
@@ -122,7 +128,12 @@ def pool_states_of(ring: Ring, marks: Mapping[str, Mark]) -> dict[str, str]:
 
 
 def view_of(
-    ring: Ring, marks: Mapping[str, Mark], state: BalancerState, whys: Mapping[bytes, Why], now_s: float
+    ring: Ring,
+    marks: Mapping[str, Mark],
+    state: BalancerState,
+    whys: Mapping[bytes, Why],
+    now_s: float,
+    pins: Iterable[bytes] = (),
 ) -> BalanceView:
     """Build the view from the records."""
     newest = sorted(whys.items(), key=lambda item: (-item[1].at_s, -item[1].figures.get("bytes_out", 0.0), item[0]))
@@ -134,6 +145,7 @@ def view_of(
         plan_under_way=state.digest,
         adding=tuple(state.adding),
         removed=state.removed,
+        pinned=tuple(map(printable, pins)),
         plans=tuple(_plans((why for _, why in newest), now_s))[:PLANS_SHOWN],
         moves=tuple(
             MoveRow(
@@ -165,41 +177,52 @@ def _plans(newest_first: Iterable[Why], now_s: float) -> Iterable[PlanRow]:
 
 def render_balance(view: BalanceView) -> list[RenderableType]:
     """Return a few lines about the plan, and a table of the last moves."""
-    from rich.table import Table
     from rich.text import Text
 
     if view.trouble:
         return [Text(f"ring version {view.ring_version}; balancer: {view.trouble}")]
     lines: list[RenderableType] = [Text(text) for text in _lines(view)]
     if view.moves:
-        moves = Table(title="last moves", title_justify="left")
-        for heading in ("ago", "channel", "from", "load there", "to", "reason", "plan"):
-            moves.add_column(heading)
+        moves = table("last moves", ("ago", "channel", "from", "load", "to", "reason"), ())
         for move in view.moves:
             mode = "" if move.mode == "single" else f" ({move.mode})"
             left = move.figures.get("left_before")
             moves.add_row(
                 _ago(move.age_s),
-                Text(move.channel),
+                Text(printable(move.channel.encode())),
                 ", ".join(move.before),
                 "-" if left is None else f"{100 * left:.0f} %",
                 f"{', '.join(move.servers)}{mode}",
                 Text(move.reason),
-                _short(move.digest),
             )
         lines.append(moves)
     return lines
 
 
+def table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
+    """A table without borders, so that it fits 80 columns; long names in the column `channel` take several lines."""
+    from rich.table import Table
+
+    found = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in left:
+        found.add_column(heading, no_wrap=heading != "channel", overflow="fold")
+    for heading in right:
+        found.add_column(heading, justify="right", no_wrap=True)
+    return found
+
+
 def _lines(view: BalanceView) -> Iterable[str]:
     under_way = f"plan {_short(view.plan_under_way)} is under way" if view.plan_under_way else "no plan is under way"
     yield (
-        f"ring version {view.ring_version}, {view.placed} channels placed by the balancer, {view.replicated} of them "
-        f"replicated; {under_way}"
+        f"ring version {view.ring_version}, {plural(view.placed, 'channel')} placed by the balancer, "
+        f"{view.replicated} of them replicated; {under_way}"
     )
+    if view.pinned:
+        yield f"pinned, so left alone: {names_text(view.pinned)}"
     for plan in view.plans:
         reasons = ", ".join(f"{count} {reason}" for reason, count in plan.reasons.items())
-        yield f"plan {_short(plan.digest)} by {plan.policy}, {_ago(plan.age_s)} ago: {plan.moves} moves ({reasons})"
+        moves = f"{plural(plan.moves, 'move')} ({reasons})"
+        yield f"plan {_short(plan.digest)} by {plan.policy}, {_ago(plan.age_s)} ago: {moves}"
     groups = {
         "being added": view.adding,
         "being drained": view.servers_in("freeing", "drain"),

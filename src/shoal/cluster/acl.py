@@ -57,10 +57,19 @@ _RECORDS: Final = f"~{INDEX_KEY.decode()}*"
 _PLAN_COPY: Final = f"~{PLAN_COPY_KEY.decode()}"
 _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 
+QUEUE_KEYS: Final = "__shoal:q:"
+"""Prefix of the keys and inboxes of queues on a store."""
+_SCRIPT_COMMANDS: Final = (
+    "+get +set +unlink +exists +time +publish +hget +hset +hdel +hgetall +hkeys +lpush +rpush +lpop +llen +lindex "
+    "+lrange +lrem +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem +sismember +smembers +scard +xadd "
+    "+xlen +xrange +xdel"
+)
+"""The commands that the scripts of queues call."""
+
 _REPLAY: Final = "allkeys allchannels +@all"
-"""Permissions of the coordinator's default user, whose login is disabled. Redis replays its append-only file as that
-user and checks each transaction against them: without them the coordinator would come back empty, and only its log
-would show it.
+"""Permissions of the default user of the coordinator and of stores, whose login is disabled. Redis replays its
+append-only file as that user and checks each transaction against them: without them the server would come back empty,
+and only its log would show it.
 """
 
 
@@ -131,6 +140,33 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...], older:
     """Return the ACL file of a data server."""
     rules = {role: rights(role, version) for role in ROLES}
     return acl_file("resetkeys resetchannels -@all", rules, passwords, older)
+
+
+def store_rights(role: str, scripts: Iterable[str]) -> str:
+    """Return the ACL rules of a role on a store. `scripts` are the SHA-1 names of the scripts of queues.
+
+    Clients may load scripts, because a restarted store has none, but run only those of queues. Redis checks the
+    commands inside a script with the rights of its caller, so a client can also run these commands itself, on the keys
+    of queues: rights protect other data from clients of queues, not queues from each other.
+    """
+    if role == CLIENT:
+        run = " ".join(f"+evalsha|{sha}" for sha in scripts)
+        return f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +subscribe +unsubscribe +script|load {run} {_SCRIPT_COMMANDS}"
+    if role in (READER, PIPELINE):
+        return f"~{QUEUE_KEYS}* {_BASE} +info +get +xrange +xlen +xread +xinfo|stream"
+    if role == AGENT:
+        return f"~{QUEUE_KEYS}* {_BASE} +info +get +script|load +client|list +client|kill"
+    if role == ADMIN:
+        return f"~{QUEUE_KEYS}* {_BASE} +info +client|list +client|kill +config|get +shutdown +get"
+    raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")
+
+
+def store_acl_file(passwords: Mapping[str, str], scripts: Iterable[str], older: Mapping[str, str] = _NONE) -> str:
+    """Return the ACL file of a store. Like the coordinator's, its default user keeps all rights without a login: a
+    store writes scripts as transactions, and would come back empty."""
+    names = tuple(scripts)
+    rules = {role: store_rights(role, names) for role in ROLES}
+    return acl_file(_REPLAY, rules, passwords, older)
 
 
 def coordinator_acl_file(

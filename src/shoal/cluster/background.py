@@ -16,9 +16,9 @@ import msgspec
 from shoal.cluster import process
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING
 from shoal.cluster.control_socket import request
-from shoal.cluster.local import ClusterStatus
 from shoal.cluster.process import is_running, kill_process, log_tail, wait_until
 from shoal.cluster.state import ClusterState, StateDir
+from shoal.cluster.status import ClusterStatus
 from shoal.errors import AlreadyRunningError, ClusterError, NotRunningError
 
 _START_TIMEOUT_S: Final = 3 * DEFAULT_TIMING.start_timeout_s
@@ -45,7 +45,7 @@ def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] 
             f"a cluster is already running in {directory.root}", do="use it, or stop it with `shoal down` first"
         )
     directory.prepare()
-    _remove_leftovers(directory)
+    _clean_before_start(directory)
     directory.prepare()
     log = directory.log("supervisor")
     command = [sys.executable, "-m", "shoal.cluster.supervisor"]
@@ -62,7 +62,8 @@ def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] 
         return status
     log_end = log_tail(log)
     _abort_start(directory, supervisor)
-    raise ClusterError("the cluster did not start", do=_failure_text(directory) or f"see its log\n{log_end}")
+    why = _failure_text(directory) or f"see its log\n{log_end}"
+    raise ClusterError("the cluster did not start", do=f"{why}\nthe logs of all its processes are in {directory.logs}")
 
 
 def down(directory: StateDir) -> StopResult:
@@ -101,13 +102,14 @@ def _abort_start(directory: StateDir, supervisor: subprocess.Popen[bytes]) -> No
 
 
 def _failure_text(directory: StateDir) -> str:
-    """Return the failure that the supervisor recorded, and remove its leftovers unless another one has started."""
+    """Return the failure that the supervisor recorded, and remove its leftovers unless another one has started. Logs
+    stay until the next start."""
     try:
         why = directory.failure_file.read_text()
     except FileNotFoundError:
         why = ""
-    if directory.owner() is None and directory.has_remains():
-        _remove_leftovers(directory)
+    if directory.owner() is None and directory.has_remains() and directory.resumable() is None:
+        _remove_leftovers(directory, keep_logs=True)
     directory.failure_file.unlink(missing_ok=True)
     return why
 
@@ -129,11 +131,24 @@ def _kill_leftovers(state: ClusterState | None) -> int:
     return sum(kill_process(one, DEFAULT_TIMING.stop_grace_s) for one in remains)
 
 
-def _remove_leftovers(directory: StateDir) -> None:
+def _clean_before_start(directory: StateDir) -> None:
+    """End the processes of a supervisor that was killed. Its cluster is kept if it can be continued."""
+    if directory.resumable() is None:
+        _remove_leftovers(directory)
+        return
+    lock = directory.lock()
+    try:
+        _kill_leftovers(_read_or_none(directory))
+        directory.clear_processes()
+    finally:
+        lock.close()
+
+
+def _remove_leftovers(directory: StateDir, *, keep_logs: bool = False) -> None:
     """Remove the leftovers of a cluster that has ended."""
     lock = directory.lock()
     try:
         _kill_leftovers(_read_or_none(directory))
-        directory.clear()
+        directory.clear(keep_logs=keep_logs)
     finally:
         lock.close()

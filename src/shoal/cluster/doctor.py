@@ -1,7 +1,7 @@
 """Checks this machine for Shoal: one finding per line, with what to do.
 
-Owns the checks of `shoal doctor`. It changes nothing, and starts only programs to print their version. Of servers it
-reads the settings.
+Owns the checks of `shoal doctor`. It changes nothing. It starts programs to print their version, and a cluster of its
+own to measure what an agent costs. Of servers it reads the settings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from shoal.cluster.server_settings import check_settings
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
 from shoal.coordination.link import Address
-from shoal.errors import ClusterError, NoJavaError, PortInUseError, TlsError, VersionError
+from shoal.errors import ClusterError, MissingExtraError, NoJavaError, PortInUseError, TlsError, VersionError
+from shoal.extras import needed
 from shoal.pipeline.spark.java import find_java
 from shoal.wire.tls import from_environment
 from shoal.wire.tls_expiry import expires_at
@@ -33,6 +34,21 @@ PYTHON_MIN: Final = (3, 11)
 OPEN_FILES_MIN: Final = 4096
 MEMORY_MIN_BYTES: Final = 1 << 30
 EXPIRY_WARN_S: Final = 14 * 86400
+WEIGHT_MAX: Final = {
+    "agent_rss_mb": 160.0,
+    "agent_pss_mb": 90.0,
+    "agent_start_cold_s": 5.0,
+    "agent_start_warm_s": 1.0,
+    "client_install_mb": 60.0,
+}
+"""What Shoal may cost. Starts take longer while other programs use the cores."""
+_WEIGHTS: Final = (
+    ("agent_rss_mb", "agent", "an idle agent: memory", "MB"),
+    ("agent_pss_mb", "agent", "an idle agent: its share of memory (PSS)", "MB"),
+    ("agent_start_warm_s", "agent", "start of an agent:", "s"),
+    ("agent_start_cold_s", "agent", "start of an agent whose loops are not compiled yet:", "s"),
+    ("client_install_mb", "client", "installation of a client:", "MB"),
+)
 _PORT_TRIES: Final = 20
 _DAY_S: Final = 86400
 
@@ -66,6 +82,35 @@ def examine(directory: StateDir, servers: Sequence[Address] = ()) -> list[Findin
         *_certificates(directory),
         *map(_settings, (*_local_servers(directory), *servers)),
     ]
+
+
+def weigh(quick: bool) -> tuple[dict[str, float | None], list[Finding]]:
+    """What Shoal costs on this machine (see `shoal.cluster.weight`), and findings about it. `quick` measures nothing,
+    and without the extra `server` there is no agent: figures that were not measured are None."""
+    from shoal.cluster.client_size import client_install_mb
+
+    figures: dict[str, float | None] = dict.fromkeys(WEIGHT_MAX)
+    if quick:
+        return figures, []
+    figures["client_install_mb"] = client_install_mb()
+    problem = None
+    try:
+        with needed("an agent"):
+            from shoal.cluster.weight import measure_agent
+        figures |= msgspec.to_builtins(measure_agent())
+    except (ClusterError, MissingExtraError) as error:
+        problem = Finding("agent", "warn", f"no agent could be measured: {error.what}", error.do or "")
+    findings = [
+        Finding(
+            check,
+            "ok" if value <= WEIGHT_MAX[name] else "warn",
+            f"{text} {value:g} {unit}",
+            "" if value <= WEIGHT_MAX[name] else f"at most {WEIGHT_MAX[name]:g} {unit} on an idle machine",
+        )
+        for name, check, text, unit in _WEIGHTS
+        if (value := figures[name]) is not None
+    ]
+    return figures, [*findings, *([problem] if problem else [])]
 
 
 def _local_servers(directory: StateDir) -> list[Address]:

@@ -18,6 +18,7 @@ from shoal.cluster.child import Child, ChildStatus
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import LocalCertificates
+from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
     WINDOWS_JOB,
     AgentCommand,
@@ -32,16 +33,17 @@ from shoal.cluster.parts import (
     tell,
 )
 from shoal.cluster.process import ProcessId
-from shoal.cluster.servers import ServerProgram, replace_users
-from shoal.cluster.state import AgentState, ServerProcess, StateDir
+from shoal.cluster.servers import ServerProgram, port_is_free, replace_users
+from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, write_private
 from shoal.cluster.users import Users
-from shoal.errors import ClusterError, ConnectError, ProtocolError
+from shoal.errors import ClusterError, ConnectError, PortInUseError, ProtocolError
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 from shoal.wire.commands import Request
 from shoal.wire.tls import TlsSettings
 
 COORDINATOR: Final = "coordinator"
+NO_METRICS: Final = MetricsPorts()
 _OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
 """Kinds of the processes that the fleet starts itself; all others belong to hosts of kinds that were offered to it."""
 
@@ -60,6 +62,7 @@ class Fleet:
         sites: Sites,
         changed: Callable[[], None],
         certificates: LocalCertificates | None = None,
+        metrics: MetricsPorts = NO_METRICS,
     ) -> None:
         self._directory = directory
         self._program = program
@@ -69,7 +72,9 @@ class Fleet:
         self._sites = sites
         self._changed = changed
         self._certificates = certificates
-        self._taken_ports: set[int] = set()
+        self._metrics = metrics
+        self._ports_before: dict[str, int] = {}
+        self._taken_ports = metrics.reserved()
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
         self._coordinator: ServerPart | None = None
@@ -95,6 +100,11 @@ class Fleet:
         for server in self._servers:
             if child := self._children.get(agent_name(server)):
                 yield server, child
+
+    @property
+    def watched(self) -> Iterator[Child]:
+        """The processes without which a start cannot succeed, besides the servers: agents and balancers."""
+        yield from (child for child in self._children.values() if child.kind in ("agent", "balancer"))
 
     @property
     def coordinator(self) -> ServerProcess | None:
@@ -151,6 +161,24 @@ class Fleet:
     async def start_coordinator(self) -> None:
         """Starts the coordinator."""
         self._coordinator = await self._start_server(COORDINATOR)
+
+    def resume(self, before: ClusterState) -> None:
+        """Continues a cluster: its servers get their ports again, and new ones get new ids. PortInUseError if another
+        process has the coordinator's port, which clients know."""
+        where = before.coordinator
+        if not port_is_free(where.port):
+            raise PortInUseError(
+                f"port {where.port}, of the coordinator of the cluster to continue, is in use",
+                do="stop the program that uses it; or remove the cluster with `shoal down` to start a new one",
+            )
+        self._ports_before = {COORDINATOR: where.port, **{server.id: server.port for server in before.servers}}
+        self._taken_ports |= {*self._ports_before.values()}
+        self._numbered.update(before.numbered)
+
+    @property
+    def numbered(self) -> dict[str, int]:
+        """By prefix of ids: the highest number that a host has had."""
+        return dict(self._numbered)
 
     def offer(self, kind: HostLauncher) -> None:
         """Allows hosts of this kind to be added from now on."""
@@ -221,9 +249,18 @@ class Fleet:
         """Starts balancers. One of them will lead."""
         for number in range(1, count + 1):
             name = f"balancer-{number}"
-            child = make_balancer(name, self._directory, flags, environment, self._timing, self._changed)
+            port = self._metrics.of(name)
+            child = make_balancer(name, self._directory, flags, environment, self._timing, self._changed, port)
             self._children[name] = child
             await child.start()
+
+    def write_targets(self) -> None:
+        """Writes the file of metrics pages for Prometheus, if there are any."""
+        if self._metrics.port:
+            pages = [name for name in self._names() if self._children[name].kind in ("agent", "balancer")]
+            new = self._directory.targets_file.with_suffix(".new")
+            write_private(new, self._metrics.targets(pages))
+            new.replace(self._directory.targets_file)
 
     async def start_windows_job(self, environment: Mapping[str, str]) -> None:
         """Starts the Spark job that folds load windows."""
@@ -248,7 +285,8 @@ class Fleet:
             tls=tls,
             supervisor_tls=self._supervisor_tls,
         )
-        part = await start_server(plan, self._program, self._timing, self._changed, self._taken_ports)
+        before = self._ports_before.pop(name, 0)
+        part = await start_server(plan, self._program, self._timing, self._changed, self._taken_ports, before)
         self._children[name] = part.child
         return part
 

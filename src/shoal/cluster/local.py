@@ -18,7 +18,7 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Final, Self
@@ -29,10 +29,11 @@ from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
-from shoal.cluster.fleet import Fleet
+from shoal.cluster.fleet import NO_METRICS, Fleet
 from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
-from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent
+from shoal.cluster.metrics_ports import MetricsPorts
+from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent, with_metrics
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
 from shoal.cluster.servers import choose_program
@@ -46,11 +47,11 @@ from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.logs import get_log
-from shoal.plan.keys import Mark, pool_key
+from shoal.plan.keys import RING_KEY, Mark, pool_key
 from shoal.plan.kinds import SERVER
 from shoal.plan.ring import ServerAddress
 from shoal.plan.secret_rotation import generations
-from shoal.plan.signature import Signer
+from shoal.plan.signature import Signer, Verifier
 from shoal.runtime import PRODUCTION
 
 _READY_POLL_S: Final = 0.02
@@ -78,7 +79,9 @@ class LocalCluster:
     balancers, this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
     (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
     Spark job folds load windows for the balancers. With `tls` all connections use TLS, with certificates of an
-    authority of the cluster's own; None means `default_tls`.
+    authority of the cluster's own; None means `default_tls`. `metrics` are the ports of metrics pages. With
+    `resume`, a cluster in `state_dir` whose supervisor was killed is continued: the same servers, ports, passwords, key
+    and plan. Messages that its servers had recorded are gone.
     """
 
     default_tls: ClassVar[bool] = False
@@ -103,6 +106,8 @@ class LocalCluster:
         sites: Sites = loopback,
         windows: Way = Way.IN_PROCESS,
         tls: bool | None = None,
+        metrics: MetricsPorts = NO_METRICS,
+        resume: bool = False,
     ) -> None:
         if servers < 1:
             raise ClusterError(f"a cluster cannot have {servers} servers", do="give a number from 1")
@@ -111,7 +116,13 @@ class LocalCluster:
         self._with_agents = agents
         self._limits = limits
         self._timing = timing
-        self._agent_command = limited(agent_command, max_out_bytes_per_s)
+        self._metrics = metrics
+        self._may_resume = resume
+        self._before: ClusterState | None = None
+        """The cluster that is continued."""
+        self._awaited: frozenset[str] | None = None
+        """The servers that the start waits for; None means all."""
+        self._agent_command = with_metrics(limited(agent_command, max_out_bytes_per_s), metrics)
         self._balancers = balancers
         least = servers if servers_min is None else servers_min
         most = max(servers, DEFAULT_OPTIONS.servers_max) if servers_max is None else servers_max
@@ -187,6 +198,7 @@ class LocalCluster:
             others=fleet.other_processes(),
             max_out_bytes_per_s=self._max_out_bytes_per_s,
             tls_dir=str(self.directory.tls) if self._with_tls else "",
+            numbered=fleet.numbered,
         )
 
     def status(self) -> ClusterStatus:
@@ -211,6 +223,7 @@ class LocalCluster:
             windows=view.windows,
             certificates_expire_at=self._certificates.expires_at() if self._certificates else None,
             agents_secret=_secret_status(view),
+            resumed=self._before is not None,
         )
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -320,8 +333,8 @@ class LocalCluster:
     async def wait_until_ready(self) -> None:
         """Waits until the ring has all servers. If a process keeps crashing, raises ClusterError with its log."""
         deadline = time.monotonic() + self._timing.start_timeout_s
-        while not self._is_ready():
-            for _, child in self._running.agents:
+        while not self._is_ready(self._awaited):
+            for child in self._running.watched:
                 if child.status().crashing:
                     raise ClusterError(
                         f"{child.name} crashes again and again ({child.status().last_exit})",
@@ -336,6 +349,9 @@ class LocalCluster:
     async def __aenter__(self) -> Self:
         try:
             await self._start()
+        except Exception:
+            await self._stop(keep_logs=True)
+            raise
         except BaseException:
             await self._stop()
             raise
@@ -351,9 +367,17 @@ class LocalCluster:
         directory.prepare()
         self._lock = directory.lock()
         self._directory = directory
+        self._before = before = directory.resumable() if self._may_resume else None
+        if before is not None:
+            self._id, self._with_tls = before.cluster, bool(before.tls_dir)
+            if self._max_out_bytes_per_s is None:
+                self._max_out_bytes_per_s = before.max_out_bytes_per_s
+                self._agent_command = limited(self._agent_command, before.max_out_bytes_per_s)
+            _log.info("cluster continued", cluster=self._id, servers=len(before.servers))
+        self._metrics.check(metered(self._balancers, self._first_servers))
         program = choose_program(tls=self._with_tls)
-        self._users = Users()
-        self._signer = self._new_key()
+        self._users = Users(before.passwords if before else None)
+        self._signer = Signer(directory.key_file.read_bytes()) if before else self._new_key()
         if self._with_tls:
             timing = self._timing
             self._certificates = LocalCertificates(directory.tls, self._id, timing.certificate_s, timing.authority_s)
@@ -366,6 +390,7 @@ class LocalCluster:
             self._sites,
             self._note_change,
             self._certificates,
+            self._metrics,
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         if self._certificates is not None:
@@ -375,8 +400,11 @@ class LocalCluster:
             self._stack.push_async_callback(
                 _cancel, asyncio.create_task(self._renewal.run(), name="renewal of certificates")
             )
+        if before is not None:
+            fleet.resume(before)
         await fleet.start_coordinator()
-        await fleet.start_servers(fleet.new_ids(self._first_servers))
+        ids = [server.id for server in before.servers] if before else fleet.new_ids(self._first_servers)
+        await fleet.start_servers(ids)
         self._started = True
         self._write_state()
         if self._with_agents:
@@ -395,6 +423,8 @@ class LocalCluster:
     async def _start_leader(self, fleet: Fleet) -> None:
         coordinator = await PRODUCTION.coordinator(self.url_for(ADMIN), self._limits.server_lease_s / 2)
         self._coordinator = coordinator
+        if self._before is not None:
+            self._awaited = await self._members(coordinator)
         self._stack.push_async_callback(coordinator.close)
         leader: Leader | RingWatch
         if self._balancers:
@@ -415,6 +445,12 @@ class LocalCluster:
         self._leader = leader
         self._stack.push_async_callback(_cancel, asyncio.create_task(leader.run(), name="leader"))
 
+    async def _members(self, coordinator: Coordinator) -> frozenset[str]:
+        """The servers of the stored ring. Others may have been drained or lost when the supervisor was killed."""
+        stored = await coordinator.get(RING_KEY)
+        ring = Verifier(self._signer.public).ring(stored.value) if stored else None
+        return frozenset(ring.ids if ring else ()) & {*self._running.ids}
+
     def _not_ready(self) -> ClusterError:
         view = self._view
         missing = [server for server in self._running.ids if server not in view.leases]
@@ -427,7 +463,7 @@ class LocalCluster:
             do=f"see the end of the agent's log\n{logs}",
         )
 
-    async def _stop(self) -> None:
+    async def _stop(self, *, keep_logs: bool = False) -> None:
         """Stops leader, agents, servers and coordinator, in this order, so that none reports the loss of another.
         Removes the files last."""
         self._started = False
@@ -438,11 +474,13 @@ class LocalCluster:
         finally:
             if self._fleet is not None:
                 self._fleet.stop_now()
-            self._clear()
+            self._clear(keep_logs)
 
-    def _clear(self) -> None:
-        if self._directory is not None:
-            self._directory.clear()
+    def _clear(self, keep_logs: bool) -> None:
+        if self._directory is not None and keep_logs and self._before is not None:
+            self._directory.clear_processes()  # a start that failed can be repeated
+        elif self._directory is not None:
+            self._directory.clear(keep_logs=keep_logs)
         if self._lock is not None:
             self._lock.close()
         if self._named_dir is None and self._directory is not None:
@@ -461,16 +499,19 @@ class LocalCluster:
     def _view(self) -> KeeperView:
         return self._leader.view if self._leader else _NO_VIEW
 
-    def _is_ready(self) -> bool:
+    def _is_ready(self, servers: Set[str] | None = None) -> bool:
+        """Whether the ring has these servers, or all, and they hold their lease."""
         if not self._with_agents:
             return self._started
         view = self._view
-        return view.ring is not None and set(self._running.ids) <= {*view.ring.ids} & {*view.leases}
+        wanted = {*self._running.ids} if servers is None else servers
+        return view.ring is not None and wanted <= {*view.ring.ids} & {*view.leases}
 
     def _write_state(self) -> None:
         """Updates the state file. Nothing is written before all servers have started."""
         if self._started:
             self.directory.write(self.state)
+            self._running.write_targets()
             self._unwritten = False
 
     def _note_change(self) -> None:
@@ -495,6 +536,12 @@ class LocalCluster:
                 self._write_state()
             except OSError:
                 self._write_later()
+
+
+def metered(balancers: int, servers: int) -> list[str]:
+    """The processes of a new cluster with a metrics page."""
+    agents = (agent_name(f"s{number}") for number in range(1, servers + 1))
+    return [*(f"balancer-{number}" for number in range(1, balancers + 1)), *agents]
 
 
 def _secret_status(view: KeeperView) -> SecretStatus | None:

@@ -18,8 +18,9 @@ from shoal.cluster import process
 from shoal.cluster.acl import SUPERVISOR
 from shoal.cluster.child import Child
 from shoal.cluster.cluster_timeouts import Timing
+from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.process import ChildProcess
-from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_was_taken, write_setup
+from shoal.cluster.servers import HOST, ServerProgram, ServerSetup, free_port, port_is_free, port_was_taken, write_setup
 from shoal.cluster.state import StateDir
 from shoal.errors import ClusterError, PortInUseError, ShoalError
 from shoal.plan.ring import ServerAddress
@@ -95,12 +96,26 @@ def limited(command: AgentCommand, max_out_bytes_per_s: float | None) -> AgentCo
     return lambda server: [*command(server), "--max-out-bytes-per-s", repr(max_out_bytes_per_s)]
 
 
+def with_metrics(command: AgentCommand, ports: MetricsPorts) -> AgentCommand:
+    """The agent command with the port of its metrics page."""
+    if not ports.port:
+        return command
+    return lambda server: [*command(server), "--metrics-port", str(ports.free(agent_name(server.id)))]
+
+
 async def start_server(
-    plan: ServerPlan, program: ServerProgram, timing: Timing, changed: Callable[[], None], taken: set[int]
+    plan: ServerPlan,
+    program: ServerProgram,
+    timing: Timing,
+    changed: Callable[[], None],
+    taken: set[int],
+    wanted: int = 0,
 ) -> ServerPart:
-    """Starts a server on a free port; tries another port if a foreign process takes it in the meantime."""
-    for _ in range(timing.port_tries_max):
-        port = free_port(timing.port_tries_max, taken)
+    """Starts a server on the port `wanted` if that is free, else on a free port; tries another port if a foreign
+    process takes it in the meantime."""
+    for number in range(timing.port_tries_max):
+        here = wanted if not number and wanted and port_is_free(wanted) else 0
+        port = here or free_port(timing.port_tries_max, taken)
         taken.add(port)
         setup = ServerSetup(plan.directory, port, plan.acl, plan.durable, plan.site.host, plan.tls)
         command = [*plan.site.prefix, *write_setup(setup, program)]
@@ -159,9 +174,11 @@ def make_balancer(
     environment: Mapping[str, str],
     timing: Timing,
     changed: Callable[[], None],
+    metrics_port: int,
 ) -> Child:
     """A balancer of a local cluster, not yet started. It reads all addresses from the state directory."""
     words = [sys.executable, "-m", "shoal.cli", "balancer", "--state-dir", str(directory.root), *flags]
+    words += ["--metrics-port", str(metrics_port)]
     log = directory.log(name)
     return Child(
         name,

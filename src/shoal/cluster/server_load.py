@@ -1,24 +1,28 @@
-"""Load of the servers of a local cluster, from two INFO replies.
+"""Load of servers, from their INFO replies.
 
 Owns the interpretation of INFO for display. Nothing is decided from it; the balancer uses the analyzer's measurements.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterable
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Final, TypeAlias
 
+import hiredis
 import msgspec
 
-from shoal.cluster.acl import ADMIN
-from shoal.cluster.state import ClusterState, ServerProcess
+from shoal.coordination.link import Address
 from shoal.errors import ShoalError
+from shoal.plan.ring import ServerAddress
 from shoal.runtime import PRODUCTION
-from shoal.wire.blocking_connection import ask
+from shoal.wire.connection import Connection
 
 Sample: TypeAlias = tuple[float, dict[str, str]]
 """The time and the fields of an INFO reply."""
+
+_SAMPLES: Final = ("INFO", "all")
 
 
 class ServerLoad(msgspec.Struct, frozen=True):
@@ -34,14 +38,47 @@ class ServerLoad(msgspec.Struct, frozen=True):
     memory_bytes: int
 
 
-def measure_load(state: ClusterState, interval_s: float, timeout_s: float) -> dict[str, ServerLoad | None]:
-    """Measure the load of each server over `interval_s`; None for a server that does not answer. Blocks."""
-    before = {server.id: _sample(state, server, timeout_s) for server in state.servers}
-    first = {server.id: _sample(state, server, timeout_s) for server in state.servers}
-    time.sleep(interval_s)
-    second = {server.id: _sample(state, server, timeout_s) for server in state.servers}
-    ids = [server.id for server in state.servers]
-    return {server: _compare(server, before[server], first[server], second[server]) for server in ids}
+async def measure_loads(
+    servers: Sequence[ServerAddress], login: Address, interval_s: float, timeout_s: float
+) -> dict[str, ServerLoad | str]:
+    """The load of each server over `interval_s`, all at the same time; the problem instead for a server that does not
+    answer within `timeout_s`."""
+    found = await asyncio.gather(*(_measure(server, login, interval_s, timeout_s) for server in servers))
+    return {server.id: load for server, load in zip(servers, found, strict=True)}
+
+
+async def _measure(server: ServerAddress, login: Address, interval_s: float, timeout_s: float) -> ServerLoad | str:
+    to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
+    connection = Connection(
+        to.host,
+        to.port,
+        username=login.username,
+        password=login.password,
+        name="shoal-status",
+        dial=to.dial,
+        connect_timeout_s=timeout_s,
+        answer_timeout_s=timeout_s,
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            await connection.open()
+            before, first = await _sample(connection), await _sample(connection)
+        await asyncio.sleep(interval_s)
+        async with asyncio.timeout(timeout_s):
+            second = await _sample(connection)
+    except TimeoutError:
+        return f"does not answer within {timeout_s:g} s"
+    except (ShoalError, hiredis.ReplyError) as error:
+        return str(error)
+    finally:
+        connection.abort()
+    return _compare(server.id, before, first, second)
+
+
+async def _sample(connection: Connection) -> Sample:
+    (reply,) = await connection.ask(_SAMPLES)
+    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
+    return time.monotonic(), parse_info(text)
 
 
 def parse_info(text: str) -> dict[str, str]:
@@ -50,24 +87,8 @@ def parse_info(text: str) -> dict[str, str]:
     return {name: value for name, _, value in (line.partition(":") for line in lines)}
 
 
-def _sample(state: ClusterState, server: ServerProcess, timeout_s: float) -> Sample | None:
-    password = state.passwords[ADMIN]
-    try:
-        dial = PRODUCTION.with_tls(state.tls_for(ADMIN)).coordinator_dial
-        reply: Any = ask(server.host, server.port, ADMIN, password, "INFO", "all", dial=dial, timeout_s=timeout_s)
-    except ShoalError:
-        return None
-    text = reply.decode("utf-8", "replace") if isinstance(reply, bytes) else str(reply)
-    return time.monotonic(), parse_info(text)
-
-
-def _compare(server: str, before: Sample | None, first: Sample | None, second: Sample | None) -> ServerLoad | None:
-    """Return the difference of the last two samples, minus the cost of a sample itself, which the first two show.
-
-    None if a sample is missing or the server was restarted in between.
-    """
-    if before is None or first is None or second is None or before[1]["run_id"] != second[1]["run_id"]:
-        return None
+def _compare(server: str, before: Sample, first: Sample, second: Sample) -> ServerLoad:
+    """Return the difference of the last two samples, minus the cost of a sample itself, which the first two show."""
     elapsed_s = second[0] - first[0]
     now = second[1]
     sample_bytes = _bytes_out(first[1]) - _bytes_out(before[1])

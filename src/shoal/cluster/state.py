@@ -8,7 +8,8 @@ directory, because it holds the passwords and the key that signs the plan.
     lock           held by the supervisor while it runs; contains its process id
     control.sock   the supervisor's socket for requests
     failure        why the last start failed, until it has been reported
-    logs/          one file for each process
+    logs/          one file for each process; those of a failed start are kept until the next
+    metrics-targets.json   the metrics pages, for Prometheus's file service discovery
     audit/         the balancer's decisions
     pipeline/      what Spark's jobs remember
     coordinator/, servers/   working directories of the servers
@@ -28,6 +29,7 @@ from typing import Final
 
 import msgspec
 
+from shoal.cluster.metrics_ports import TARGETS_FILE
 from shoal.cluster.process import ProcessId, is_running, start_ticks
 from shoal.config import default_state_dir
 from shoal.coordination.link import Address
@@ -41,7 +43,10 @@ STATE_DIR_VARIABLE: Final = "SHOAL_STATE_DIR"
 LET_GO_TIMEOUT_S: Final = 5.0
 """How long to wait for the lock of a supervisor that is dead."""
 _LET_GO_POLL_S: Final = 0.02
-_FILES: Final = ("cluster.json", "cluster.json.new", "key", "control.sock", "control.sock.new", "failure", "lock")
+_FILES: Final = (
+    *("cluster.json", "cluster.json.new", "key", "control.sock", "control.sock.new", "failure", "lock"),
+    *(TARGETS_FILE, TARGETS_FILE.replace(".json", ".new")),
+)
 _DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
 _KEPT: Final = ("tls",)
 """Directories that outlive a cluster."""
@@ -83,6 +88,8 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The processes of other kinds of hosts than servers, by kind."""
     tls_dir: str = ""
     """The directory of the certificates; empty means no TLS."""
+    numbered: dict[str, int] = {}
+    """By prefix of ids: the highest number that a host has had."""
     format: int = FORMAT
 
     def url_for(self, role: str) -> str:
@@ -134,6 +141,7 @@ class StateDir:
         self.lock_file = root / "lock"
         self.socket_file = root / "control.sock"
         self.failure_file = root / "failure"
+        self.targets_file = root / TARGETS_FILE
         self.logs = root / "logs"
         self.audit = root / "audit"
         self.tls = root / TLS_DIRECTORY
@@ -223,9 +231,24 @@ class StateDir:
                 f"cannot read {self.cluster_file}: {error}", do="run `shoal down`, then `shoal up`"
             ) from error
 
-    def clear(self) -> None:
+    def resumable(self) -> ClusterState | None:
+        """The state of a cluster whose supervisor was killed and that can be continued: its key and its coordinator's
+        data are there. None if there is none, or if its files cannot be read."""
+        try:
+            state = self.read()
+        except (ClusterError, VersionError):
+            return None
+        there = self.key_file.is_file() and (self.root / "coordinator").is_dir()
+        return state if state is not None and there else None
+
+    def clear_processes(self) -> None:
+        """Removes the files of a supervisor that was killed, and keeps those of its cluster."""
+        for name in ("control.sock", "control.sock.new", "failure"):
+            (self.root / name).unlink(missing_ok=True)
+
+    def clear(self, *, keep_logs: bool = False) -> None:
         """Removes all files of a cluster, and the directory itself if it is empty then."""
-        for name in _DIRECTORIES:
+        for name in _DIRECTORIES[1:] if keep_logs else _DIRECTORIES:
             shutil.rmtree(self.root / name, ignore_errors=True)
         for name in _FILES:
             (self.root / name).unlink(missing_ok=True)
@@ -279,7 +302,7 @@ def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
     if not is_running(state.supervisor):
         raise ClusterNotFoundError(
             f"the cluster in {directory.root} ended without cleaning up",
-            do="run `shoal up` to start a new one",
+            do="run `shoal up` to continue it, or `shoal down` to remove it",
         )
     return state
 

@@ -48,3 +48,5 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     """When the first certificate expires, in seconds since 1970; None without TLS."""
     agents_secret: SecretStatus | None = None
     """None before the first ring, and in clusters that do not authenticate messages."""
+    resumed: bool = False
+    """Whether this is a cluster whose earlier supervisor was killed."""

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from shoal import config, logs
 from shoal.balance.window_source import Way
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import AgentCommand, shoal_agent
 from shoal.cluster.state import StateDir, state_dir_at, write_private
 from shoal.errors import ShoalError
@@ -52,10 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
     """Run until SIGTERM, SIGINT or a request to stop; a signal during the start ends the start."""
+    settings = config.load().settings
     wanted = LocalCluster(
         args.servers,
         directory.root,
-        limits=config.load().settings.limits,
+        limits=settings.limits,
+        resume=True,
+        metrics=MetricsPorts(settings.metrics_port, settings.metrics_host),
         agent_command=_agent_from(args.agent) if args.agent else shoal_agent,
         balancers=args.balancers,
         policy=args.policy,

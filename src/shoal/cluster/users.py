@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from shoal.cluster.acl import ROLES, coordinator_acl_file, data_acl_file, supervisor_line
 from shoal.errors import ClusterError
@@ -18,8 +18,8 @@ from shoal.wire.commands import Request
 class Users:
     """The users of one cluster."""
 
-    def __init__(self) -> None:
-        self.passwords = {role: _new_password() for role in ROLES}
+    def __init__(self, passwords: Mapping[str, str] | None = None) -> None:
+        self.passwords = {role: _new_password() for role in ROLES} | dict(passwords or {})
         """The newest password of each role."""
         self.supervisor_password = _new_password()
         self._older: dict[str, str] = {}

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 import pyarrow as pa
 
-from shoal.balance.balancer import Balancer
+from shoal.balance.balancer import PINNED, Balancer
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.decision_record import DecisionRecord, Outcome, proposal_of
 from shoal.balance.effects import (
@@ -33,6 +33,7 @@ from shoal.balance.effects import (
     WriteMove,
     WriteUnitMove,
 )
+from shoal.balance.pool_keeper import pinned_servers
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.warm_up import warm_up
@@ -213,11 +214,12 @@ class BalancerShell:
             self._store.proposals,
             self._holding(leading),
             self._store.others,
+            self._store.pins,
         )
         effects = await asyncio.to_thread(self._think, core, self._reader.take(), view, self._wall())
         metrics.MOVES_WAITING.set(core.waiting)
         await self._publish_route(leading.fence)
-        await self._carry_out(effects, leading.fence, core)
+        await self._carry_out(effects, leading, core)
 
     def _holding(self, leading: Leadership) -> frozenset[str]:
         """The drained servers with records that are not archived."""
@@ -270,9 +272,20 @@ class BalancerShell:
 
     # -- effects ---------------------------------------------------------------------------------------------
 
-    async def _carry_out(self, effects: list[Effect], fence: Lease | None, core: Balancer) -> None:
+    def _without_pinned(
+        self, effects: list[Effect], leading: Leadership
+    ) -> list[WriteMove | WriteUnitMove | HurryMove]:
+        """The moves to request, without those of channels that were pinned while the core decided."""
+        moves = [effect for effect in effects if isinstance(effect, (WriteMove, WriteUnitMove, HurryMove))]
+        if PINNED not in self._rules or leading.ring is None:
+            return moves
+        held = pinned_servers(self._store.pins, self._store.entries, leading.ring)
+        return [move for move in moves if not isinstance(move, WriteMove) or move.request.unit not in held]
+
+    async def _carry_out(self, effects: list[Effect], leading: Leadership, core: Balancer) -> None:
         """Records decisions, carries them out, and then answers. The state is written first, so that the next leader
         knows which requests may exist, and that the fence stops a deposed leader here."""
+        fence = leading.fence
         for effect in effects:
             if isinstance(effect, RecordDecision):
                 await self._record(effect)
@@ -280,7 +293,7 @@ class BalancerShell:
         state = PutState(core.state) if calls or any(isinstance(effect, PutState) for effect in effects) else None
         if state is not None and STATE_FIRST in self._rules:
             await self._store.put_state(state, fence)
-        moves = [effect for effect in effects if isinstance(effect, (WriteMove, WriteUnitMove, HurryMove))]
+        moves = self._without_pinned(effects, leading)
         if moves:
             await self._store.write_moves(moves, fence)
             hurried = sum(isinstance(move, HurryMove) for move in moves)

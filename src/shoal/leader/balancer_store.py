@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from shoal.balance import balancer_keys
-from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Why
+from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Pin, Why
 from shoal.balance.change import Planner, Units
 from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
 from shoal.balance.window_source import WindowRoute
@@ -50,6 +50,7 @@ class BalancerStore:
         self._requests = Mirror(coordinator, keys.moves_prefix(), _read_request, changed)
         self._marks = mirror_marks(coordinator, changed)
         self._asks = Mirror(coordinator, balancer_keys.ASKS_PREFIX, _read_ask, changed)
+        self._pins = Mirror(coordinator, balancer_keys.PINS_PREFIX, _read_pin, changed)
         self._proposals = Mirror(coordinator, balancer_keys.PROPOSALS_PREFIX, _read_proposal, changed)
 
         self._others = {
@@ -60,6 +61,7 @@ class BalancerStore:
             self._requests,
             self._marks,
             self._asks,
+            self._pins,
             self._proposals,
             *(mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)),
         ]
@@ -93,6 +95,11 @@ class BalancerStore:
     def marks(self) -> dict[str, Mark]:
         """The pool states of servers; a copy."""
         return dict(self._marks.values)
+
+    @property
+    def pins(self) -> dict[bytes, Pin]:
+        """The pinned channels; a copy."""
+        return dict(self._pins.values)
 
     @property
     def asks(self) -> dict[str, Ask]:
@@ -236,6 +243,15 @@ def _read_request(key: str, stored: Versioned) -> tuple[bytes, MoveRequest] | No
     except PlanError:
         return None
     return (request.unit, request) if request.unit == channel else None
+
+
+def _read_pin(key: str, stored: Versioned) -> tuple[bytes, Pin] | None:
+    channel = balancer_keys.pin_channel(key)
+    try:
+        return (channel, balancer_keys.decode(stored.value, Pin)) if channel is not None else None
+    except PlanError as error:
+        _log.warning("unreadable pin ignored", key=key, why=str(error))
+        return None
 
 
 def _read_ask(key: str, stored: Versioned) -> tuple[str, Ask] | None:

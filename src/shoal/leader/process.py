@@ -51,6 +51,7 @@ class BalancerSetup(msgspec.Struct, frozen=True, kw_only=True):
     provider: Provider | None = None
     expected: tuple[str, ...] = ()
     metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
     windows: Way = Way.IN_PROCESS
     timing: LeaderTiming = LeaderTiming()
 
@@ -122,7 +123,7 @@ def run_balancer(setup: BalancerSetup) -> None:
         with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:
             if setup.metrics_port:
                 tls = parse_address(setup.url, None, None).tls
-                stack.enter_context(MetricsPage(setup.metrics_port, tls=page_context(tls)))
+                stack.enter_context(MetricsPage(setup.metrics_port, host=setup.metrics_host, tls=page_context(tls)))
             await balance(setup)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -59,7 +59,9 @@ class Mark(enum.StrEnum):
     OUT = "out"
     """Not in the ring, although its agent may run: it was drained, or is a spare."""
     LOST = "lost"
-    """It died. It may come back, as a guest, once no entry names it."""
+    """It died. It is kept out of the ring until no entry names it."""
+    RETURNED = "returned"
+    """A guest that was a home before it died: it becomes a home again when its share of the ring fits."""
 
     @property
     def is_guest(self) -> bool:
@@ -72,7 +74,7 @@ class Mark(enum.StrEnum):
         return self in (Mark.OUT, Mark.LOST)
 
 
-TAKES: Final = (None, Mark.GUEST)
+TAKES: Final = (None, Mark.GUEST, Mark.RETURNED)
 """The marks of servers that take channels."""
 
 

@@ -52,7 +52,8 @@ class MoveReport(msgspec.Struct, frozen=True, array_like=True):
 
 class MoveRequest(msgspec.Struct, frozen=True):
     """A request to move a channel (the `unit`) to these servers. `id` identifies the request. With `goes_there`, it
-    only speeds up a move that already goes there: clients are notified immediately."""
+    only speeds up a move that already goes there: clients are notified immediately. With `lasting`, the channel gets an
+    entry also where the ring places it already, so that later changes of the ring do not move it."""
 
     unit: bytes
     servers: tuple[str, ...]
@@ -60,6 +61,7 @@ class MoveRequest(msgspec.Struct, frozen=True):
     eager: bool
     id: str
     goes_there: bool = False
+    lasting: bool = False
 
 
 class _Stored(msgspec.Struct, frozen=True, array_like=True):

@@ -329,7 +329,8 @@ class ChannelSteps:
         if closed := [server for server in request.servers if server in leaving and server not in here]:
             return Step(dropped=f"nothing new is placed on {', '.join(closed)}, which is being removed")
         dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
-        if len(placements) == 1 and _is_target(placements[0], request) and not dead:
+        needs_entry = request.lasting and entry is None
+        if len(placements) == 1 and _is_target(placements[0], request) and not dead and not needs_entry:
             gone_back = entry is not None and entry.phase is Phase.PREPARE
             return Step(give_up(entry, ring) if entry and gone_back else None, "the channel lives there already")
         return Step(begin(entry, ring, request, _Move(case).still_helped() if case else ()))

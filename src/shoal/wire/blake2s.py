@@ -2,7 +2,8 @@
 
 Owns the compression function and the keyed hash with a label. The same function as `hashlib.blake2s`, with which the
 tests compare it. It does not depend on channels and touches no socket. Words of 32 bits are kept in 64-bit registers
-where numba would widen them anyway; LLVM narrows them again.
+where numba would widen them anyway; LLVM narrows them again. Where the loops run as Python (`loop_source`), the
+compression works on plain integers.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from shoal.wire.raw_bytes import Bytes, kernel, load_u64, part, tail_mask
+from shoal.wire.loop_source import Bytes, kernel, load_u64, part, part_from, tail_mask
 
 Word: TypeAlias = np.uint32
 State: TypeAlias = tuple[Word, Word, Word, Word, Word, Word, Word, Word]
@@ -73,9 +74,21 @@ def one_round(v: Block, m: Block) -> Block:
     return v0, v1, v2, v3, v4, v5, v6, v7, v8, v9, v10, v11, v12, v13, v14, v15
 
 
-@part
-def compress(h: State, m: Block, hashed: int, last: bool) -> State:
-    """Takes one block; `hashed` is the number of bytes up to its end. Each line is a round with its order of words."""
+_ORDERS: Final = tuple(
+    tuple(int(digit, 16) for digit in row)
+    for row in (
+        *("0123456789abcdef", "ea489fd61c02b753", "b8c052fdae367194", "7931dcbe265a40f8", "905724afe1bc683d"),
+        *("2c6a0b834d75fe19", "c51fed4a0763928b", "db7ec13950f4862a", "6fe9b308c2d714a5", "a2847615fb9e3cd0"),
+    )
+)
+_LANES: Final = (
+    *((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15)),
+    *((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14)),
+)
+
+
+def compress_words(h: State, m: Block, hashed: int, last: bool) -> State:
+    """`compress`, compiled. Each line is a round with its order of words."""
     m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, ma, mb, mc, md, me, mf = m
     end = np.uint32(_I6 ^ _FULL) if last else _I6
     low = np.uint32(_I4 ^ np.uint32(hashed))
@@ -100,6 +113,30 @@ def compress(h: State, m: Block, hashed: int, last: bool) -> State:
         np.uint32(h[6] ^ v[6] ^ v[14]),
         np.uint32(h[7] ^ v[7] ^ v[15]),
     )
+
+
+@part_from(compress_words)
+def compress(h: State, m: Block, hashed: int, last: bool) -> State:
+    """Takes one block; `hashed` is the number of bytes up to its end."""
+    words, full = [int(word) for word in m], 0xFFFFFFFF
+    before = [int(word) for word in h]
+    v = before + [int(word) for word in (_I0, _I1, _I2, _I3, _I4, _I5, _I6, _I7)]
+    v[12] ^= int(hashed) & full
+    v[14] ^= full if last else 0
+    for order in _ORDERS:
+        at = iter(order)
+        for a, b, c, d in _LANES:
+            for left, right in ((16, 12), (8, 7)):
+                v[a] = (v[a] + v[b] + words[next(at)]) & full
+                turned = v[d] ^ v[a]
+                v[d] = (turned >> left | turned << (32 - left)) & full
+                v[c] = (v[c] + v[d]) & full
+                turned = v[b] ^ v[c]
+                v[b] = (turned >> right | turned << (32 - right)) & full
+    first, second, third, fourth, fifth, sixth, seventh, eighth = (
+        np.uint32(before[word] ^ v[word] ^ v[word + 8]) for word in range(8)
+    )
+    return first, second, third, fourth, fifth, sixth, seventh, eighth
 
 
 @kernel

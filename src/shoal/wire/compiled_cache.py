@@ -8,7 +8,6 @@ does not depend on the code that is compiled.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,7 +16,7 @@ from typing import Any, Final
 
 from numba.core import config as _config
 
-from shoal.folders import default_cache_dir
+from shoal.folders import default_cache_dir, is_private
 from shoal.logs import get_log
 
 _log: Final = get_log(__name__)
@@ -57,17 +56,6 @@ def own_place() -> Path | None:
         "set NUMBA_CACHE_DIR to a directory of your own"
     )
     return None
-
-
-def is_private(folder: Path) -> bool:
-    """Whether a folder belongs to this user, is writable, and is not writable for others."""
-    found = folder.lstat()
-    return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        and os.access(folder, os.W_OK | os.X_OK)
-    )
 
 
 @contextmanager

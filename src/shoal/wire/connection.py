@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import os
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
@@ -32,7 +32,7 @@ import hiredis
 
 from shoal.errors import ConnectError, ProtocolError
 from shoal.wire.answers import Answers
-from shoal.wire.commands import Command, Request, encode_commands, encode_requests
+from shoal.wire.commands import Commands, Request, count_commands, encode_commands, encode_requests
 from shoal.wire.dial import Dial, find_alert
 from shoal.wire.frames import FrameReader
 from shoal.wire.handshake import NO_REDIS, ServerIdentity, handshake_commands, judge_handshake
@@ -305,7 +305,7 @@ class Connection(asyncio.BufferedProtocol):
         """Whether more should be sent now. After False, `Receiver.can_send` is called when it is True again."""
         return self._usable and not self._full
 
-    def send(self, commands: Sequence[Command]) -> None:
+    def send(self, commands: Commands) -> None:
         """Send commands in order; commands sent in one turn of the event loop are written together.
 
         Raises `ConnectError` and sends none of them if the connection is not open, or if unsent bytes would exceed
@@ -313,12 +313,12 @@ class Connection(asyncio.BufferedProtocol):
         """
         if not self._enqueue(encode_commands(commands)):
             cast(asyncio.AbstractEventLoop, self._loop).call_soon(self._flush)
-        self._commands += len(commands)
+        self._commands += count_commands(commands)
 
-    def send_now(self, commands: Sequence[Command]) -> None:
+    def send_now(self, commands: Commands) -> None:
         """Like `send`, but write immediately, after pending commands: for callers that batch commands themselves."""
         self._enqueue(encode_commands(commands))
-        self._commands += len(commands)
+        self._commands += count_commands(commands)
         self._flush()
 
     async def ask(self, *requests: Request, timeout_s: float | None = None) -> list[Any]:

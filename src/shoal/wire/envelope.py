@@ -87,7 +87,10 @@ TELEMETRY_KEY: Final = b"__shoal:telemetry"
 CLIENT_ID_BITS: Final = 48
 EPOCH_BITS: Final = 16
 
-_map_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool])
+ARRAY_COMBINATIONS_MAX: Final = 1024
+"""The product of the lengths of a message's arrays, at most. A filter may have to try each combination of elements."""
+
+_map_decoder: Final = msgspec.msgpack.Decoder(dict[str, str | int | float | bool | list[str | int | float | bool]])
 _map_encoder: Final = msgspec.msgpack.Encoder()
 
 
@@ -184,7 +187,7 @@ def read_header(blob: bytes) -> Header | None:
 def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
     """Length and map, as placed between header and payload. PublishError if readers could not use them.
 
-    Attributes with the value None are left out.
+    Attributes with the value None are left out, and so are elements of arrays that are None.
     """
     if not isinstance(attributes, Mapping):
         raise PublishError(f"attributes are a mapping of names to values, not {type(attributes).__name__}")
@@ -195,11 +198,17 @@ def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
             raise PublishError(f"attribute names are non-empty strings, not {name!r}")
         if value is None:
             continue
-        if not isinstance(value, str | int | float | bool):
-            raise PublishError(f"attribute {name!r} must be str, int, float or bool, not {type(value).__name__}")
-        if isinstance(value, float) and not math.isfinite(value):
-            raise PublishError(f"attribute {name!r} is {value}: NaN and infinities are rejected")
-        present[name] = value
+        if isinstance(value, list | tuple):
+            present[name] = elements = [each for each in value if each is not None]
+            for each in elements:
+                _check_scalar(f"an element of attribute {name!r}", each)
+        else:
+            _check_scalar(f"attribute {name!r}", value)
+            present[name] = value
+    if (combinations := _combinations(present)) > ARRAY_COMBINATIONS_MAX:
+        raise PublishError(
+            f"the arrays have {combinations} combinations of elements, more than {ARRAY_COMBINATIONS_MAX}: shorten them"
+        )
     if len(present) > limits.attributes_max:
         raise PublishError(f"a message carries at most {limits.attributes_max} attributes, this one has {len(present)}")
     try:
@@ -217,6 +226,22 @@ def encode_attributes(attributes: GivenAttributes, limits: Limits) -> bytes:
     return _U16.pack(len(body)) + body
 
 
+def _check_scalar(what: str, value: object) -> None:
+    if not isinstance(value, str | int | float | bool):
+        raise PublishError(f"{what} must be str, int, float or bool, not {type(value).__name__}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PublishError(f"{what} is {value}: NaN and infinities are rejected")
+
+
+def _combinations(attributes: Mapping[str, object]) -> int:
+    """The number of ways to choose one element of each array."""
+    count = 1
+    for value in attributes.values():
+        if type(value) is list:
+            count *= len(value) or 1
+    return count
+
+
 def split_attributes(blob: bytes, at: int) -> tuple[Attributes, bytes]:
     """Attributes and payload of an envelope that has the ATTRIBUTES flag and whose body begins at `at`."""
     try:
@@ -224,9 +249,12 @@ def split_attributes(blob: bytes, at: int) -> tuple[Attributes, bytes]:
         start = at + 2
         if len(blob) < start + length:
             raise ProtocolError("a peer sent attributes that are cut short; the message is ignored")
-        return _map_decoder.decode(blob[start : start + length]), blob[start + length :]
+        attributes = _map_decoder.decode(blob[start : start + length])
     except (struct.error, msgspec.DecodeError, ValueError, RecursionError) as error:
         raise ProtocolError("a peer sent attributes that cannot be read; the message is ignored") from error
+    if _combinations(attributes) > ARRAY_COMBINATIONS_MAX:
+        raise ProtocolError("a peer sent attributes with too long arrays; the message is ignored")
+    return attributes, blob[start + length :]
 
 
 def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limits) -> bytes:

@@ -1,57 +1,68 @@
-"""Compiled access to raw bytes: unaligned loads, hashing, comparing, RESP lengths.
+"""Compiled loops: how a loop is compiled (on first use, never on import, and cached on disk).
 
-Owns the byte-level functions shared by the compiled loops of the analyzer and of the filters' index, and how such a
-loop is compiled (on first use, never on import, and cached on disk). It does not depend on channels and touches no
-socket.
-
-`load_u64` may read up to 7 bytes past the requested range, so every buffer passed to these functions ends with
-`PADDING_BYTES` unused bytes.
+Owns the marks of loops that are always compiled, and makes the functions of `loop_source` known to numba, so that
+compiled loops can call them. It does not depend on channels and touches no socket. Importing it imports numba.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Final, cast
 
 import numba
 import numpy as np
-import numpy.typing as npt
 from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import event, types
-from numba.extending import intrinsic
+from numba.extending import intrinsic, overload
 
 from shoal.wire.compiled_cache import keep
+from shoal.wire.loop_source import (
+    MALFORMED,
+    NEED_MORE,
+    PADDING_BYTES,
+    Bytes,
+    Function,
+    Marked,
+    Records,
+    follow_marks,
+    hash_pair,
+    hash_words,
+    is_line_end,
+    load_u64,
+    padded,
+    read_length,
+    same_words,
+    tail_mask,
+)
 
-if sys.byteorder != "little":  # the envelope and the word-wise loads below are little-endian
-    raise ImportError("the compiled loops need a little-endian machine")
+__all__ = [
+    "MALFORMED",
+    "NEED_MORE",
+    "PADDING_BYTES",
+    "Bytes",
+    "Records",
+    "announce_compilations",
+    "background_kernel",
+    "compilation_announced",
+    "hash_pair",
+    "hash_words",
+    "is_line_end",
+    "kernel",
+    "load_u64",
+    "padded",
+    "part",
+    "read_length",
+    "same_words",
+    "stamped",
+    "tail_mask",
+]
 
 _logger: Final = logging.getLogger("shoal")
 """Compilations are logged under this name, not under that of this module: it means nothing to users."""
-
-PADDING_BYTES: Final = 8
-NEED_MORE: Final = -2
-MALFORMED: Final = -3
-
-Bytes: TypeAlias = npt.NDArray[np.uint8]
-Records: TypeAlias = Any
-"""An array of records, or one record; inside a kernel their fields are attributes unknown to type checkers."""
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-_PRIME_1: Final = np.uint64(0x9E3779B97F4A7C15)
-_PRIME_2: Final = np.uint64(0xD6E8FEB86659FD93)
-_FULL: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
-_HALF: Final = np.uint64(32)
-_CR: Final = 13
-_LF: Final = 10
-_MINUS: Final = 45
-_ZERO: Final = 48
-_NINE: Final = 57
-_DIGITS_MAX: Final = 18
 
 
 def kernel(function: Function) -> Function:
@@ -120,13 +131,6 @@ class _CompileNotice(event.Listener):
         """Nothing to log: the result is in the cache."""
 
 
-def padded(data: bytes) -> Bytes:
-    """A writable array of some bytes with the padding that the loads need."""
-    array = np.zeros(len(data) + PADDING_BYTES, np.uint8)
-    array[: len(data)] = np.frombuffer(data, np.uint8)
-    return array
-
-
 @intrinsic
 def _load_u64(_context: Any, array: Any, _index: Any) -> Any:
     signature = types.uint64(array, types.intp)
@@ -140,101 +144,14 @@ def _load_u64(_context: Any, array: Any, _index: Any) -> Any:
     return signature, codegen
 
 
-@intrinsic
-def _borrow(_context: Any, array: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        view = context.make_array(signature.args[0])(context, builder, arguments[0])
-        view.meminfo = ir.Constant(view.meminfo.type, None)
-        return view._getvalue()
-
-    return array(array), codegen
+_load: Final = cast(Callable[[Bytes, int], np.uint64], _load_u64)
 
 
-load_u64: Final = cast(Callable[[Bytes, int], np.uint64], _load_u64)
-"""The 8 bytes at an index, little-endian, whatever the alignment."""
-
-borrow: Final = cast(Callable[[Any], Any], _borrow)
-"""The same array without its reference count, for use inside a kernel whose caller holds the array. Passing a counted
-array costs two atomic operations, and that happens a dozen times per message."""
+def _know(marked: Marked) -> None:
+    """Lets numba compile a marked function wherever a loop calls it."""
+    options: Any = {"boundscheck": False, "error_model": "numpy", **({"forceinline": True} if marked.inline else {})}
+    overload(marked.function, jit_options=options, strict=False)(lambda *_, **__: marked.source)
 
 
-@part
-def tail_mask(length: int) -> np.uint64:
-    """Keeps the lowest `length` (1 to 7) bytes of a word."""
-    return _FULL >> np.uint64(64 - 8 * length)
-
-
-@part
-def hash_words(data: Bytes, start: int, length: int, seed: np.uint64) -> np.uint64:
-    """A 64-bit hash of some bytes. It is not cryptographic: names are compared after a match."""
-    value = seed ^ (np.uint64(length) * _PRIME_2)
-    at = start
-    end = start + length
-    while at + 8 <= end:
-        value = (value ^ load_u64(data, at)) * _PRIME_1
-        value ^= value >> _HALF
-        at += 8
-    if at < end:
-        value = (value ^ (load_u64(data, at) & tail_mask(end - at))) * _PRIME_1
-        value ^= value >> _HALF
-    value *= _PRIME_2
-    return value ^ (value >> _HALF)
-
-
-@part
-def hash_pair(first: np.uint64, second: np.uint64) -> np.uint64:
-    """A 64-bit hash of two words."""
-    value = (second ^ (first * _PRIME_2)) * _PRIME_1
-    value ^= value >> _HALF
-    value *= _PRIME_2
-    return value ^ (value >> _HALF)
-
-
-@part
-def same_words(left: Bytes, left_at: int, right: Bytes, right_at: int, length: int) -> bool:
-    """Whether two stretches of bytes are equal."""
-    done = 0
-    while done + 8 <= length:
-        if load_u64(left, left_at + done) != load_u64(right, right_at + done):
-            return False
-        done += 8
-    if done == length:
-        return True
-    difference = load_u64(left, left_at + done) ^ load_u64(right, right_at + done)
-    return bool((difference & tail_mask(length - done)) == np.uint64(0))
-
-
-@part
-def read_length(data: Bytes, start: int, end: int) -> tuple[int, int]:
-    """Parses a RESP length line: the number (-1 for null) and the index after the line.
-
-    As strict as hiredis: digits only, no leading zero, `-1` the only negative number. The number is `NEED_MORE` if the
-    line is incomplete at `end`, and `MALFORMED` if it cannot become a length.
-    """
-    at = start
-    value = 0
-    while at < end and _ZERO <= data[at] <= _NINE:
-        if (at > start and value == 0) or at - start >= _DIGITS_MAX:
-            return MALFORMED, start
-        value = value * 10 + int(data[at]) - _ZERO
-        at += 1
-    if at == start and at < end and data[at] == _MINUS:
-        if at + 1 < end and data[at + 1] != _ZERO + 1:
-            return MALFORMED, start
-        value = -1
-        at += 2
-    elif at == start and at < end:
-        return MALFORMED, start
-    if at < end and data[at] != _CR:
-        return MALFORMED, start
-    if at + 1 < end and data[at + 1] != _LF:
-        return MALFORMED, start
-    if at + 2 > end:
-        return NEED_MORE, start
-    return value, at + 2
-
-
-@part
-def is_line_end(data: Bytes, at: int) -> bool:
-    """Whether CR LF is at an index; both bytes must be in the buffer."""
-    return bool(data[at] == _CR and data[at + 1] == _LF)
+_know(Marked(load_u64, lambda data, at: _load(data, at), inline=True))
+follow_marks(_know)

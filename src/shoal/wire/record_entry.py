@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import msgspec
 
 from shoal.errors import ProtocolError
-from shoal.message import Attributes
+from shoal.message import Attributes, AttributeValue
 from shoal.wire.envelope import (
     ATTRIBUTES,
     BEACON,
@@ -103,13 +103,25 @@ _encoder: Final = msgspec.msgpack.Encoder()
 
 
 def split_finite(blob: bytes, at: int) -> tuple[Attributes, bytes]:
-    """Attributes and payload of an envelope that has attributes; its body begins at `at`. Attributes that are NaN or
-    infinite are left out, because neither JSON nor filters have such values."""
+    """Attributes and payload of an envelope that has attributes; its body begins at `at`. Attributes and elements of
+    arrays that are NaN or infinite are left out, because neither JSON nor filters have such values."""
     attributes, payload = split_attributes(blob, at)
-    if all(not isinstance(value, float) or math.isfinite(value) for value in attributes.values()):
+    if all(map(_is_finite, attributes.values())):
         return attributes, payload
-    finite = {name: value for name, value in attributes.items() if not isinstance(value, float) or math.isfinite(value)}
+    finite: dict[str, AttributeValue] = {}
+    for name, value in attributes.items():
+        if isinstance(value, list):
+            finite[name] = [each for each in value if _is_finite(each)]
+        elif _is_finite(value):
+            finite[name] = value
     return finite, payload
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a value, or each element of an array, is neither NaN nor infinite."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return not isinstance(value, list) or all(map(_is_finite, value))
 
 
 def record_key(channel: bytes) -> bytes:

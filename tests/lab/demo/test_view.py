@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from shoal.cluster.child import ChildStatus
@@ -65,10 +66,20 @@ def test_the_live_view_fits(width: int, height: int) -> None:
     assert any("event 39" in text for text in lines)
     assert any("lost 0" in text for text in lines)
     assert any("4 plans, 3 channels moved, 1 on the way, 1 replicated" in text for text in lines)
-    assert any("6 servers, 4 added, 0 removed; load average 50 %, busiest 91 %" in text for text in lines)
+    assert any("6 servers, 4 added, 0 removed; load average 58 %, busiest 100 %" in text for text in lines)
     assert any("players" in text for text in lines)
     assert any("load busiest" in text for text in lines)
     assert not any("…" in text for text in lines)
+
+
+def test_the_loads_above_the_servers_are_those_of_the_servers() -> None:
+    """The history ends up to a second earlier: "busiest 91 %" stood above "s1 137 %"."""
+    frame = a_frame()
+    frame = replace(frame, proposals=1, servers=[ServerRow("s1", "running", True, "in", 0, load("s1", 1.37))])
+    text = printed(LiveView(frame))
+    assert "1 server, 4 added, 0 removed; load average 137 %, busiest 137 %" in text
+    assert "91 %" not in text
+    assert "ring version 2, 1 plan, " in text
 
 
 def test_a_load_bar_shows_how_full_a_server_is() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.errors import ConfigError
+from shoal.errors import MissingExtraError
 from shoal.lab.experiments.figures import draw
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Panel
 
@@ -28,7 +28,7 @@ def test_a_drawing_is_written_as_svg_and_png(tmp_path: Path) -> None:
 
 def test_without_matplotlib_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ConfigError, match=r"shoal\[plots\]"):
+    with pytest.raises(MissingExtraError, match=r"shoal\[plots\]"):
         draw([Drawing("figure", [PANEL])], tmp_path)
 
 

@@ -176,7 +176,10 @@ def _low_load(situation: Situation, settings: BalanceSettings, parts: Parts, loa
     calm = calm and not situation.pool.adding and average < settings.low_ratio
     if not calm or int(hosts.takes.sum()) <= enough:
         return NO_CHANGE
-    least = int(np.argmin(np.where(may_take, ratios(loads, hosts.capacity), np.inf)))
+    may_go = may_take & hosts.drainable
+    if not may_go.any():
+        return NO_CHANGE
+    least = int(np.argmin(np.where(may_go, ratios(loads, hosts.capacity), np.inf)))
     if not _give_away(situation, settings, parts, loads, least):
         return NO_CHANGE
     return Servers(drain=np.array([least], np.int32), reason=Reason.SHRINK, figures=figures)

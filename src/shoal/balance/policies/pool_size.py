@@ -90,7 +90,7 @@ def shrunk(situation: Situation, load: Estimate, settings: BalanceSettings) -> S
     held: Ints = np.bincount(situation.placements.servers, minlength=len(hosts))
     saved = hosts.cost * settings.server_hour_price * PAYBACK_H
     old = situation.at_s - hosts.joined_at >= settings.horizon_s
-    worth = takes & old & (saved > held * settings.move_price)
+    worth = takes & old & hosts.drainable & (saved > held * settings.move_price)
     order = np.lexsort((np.arange(len(hosts)), load.ratio, -hosts.cost / load.capacity))
     drain: list[int] = []
     for host in order[worth[order]]:

@@ -42,9 +42,11 @@ _log: Final = get_log(__name__)
 
 
 class AgentMetrics(Collector):
-    """The page of one agent, on the loopback interface until `close`, with TLS if `tls` gives contexts."""
+    """The page of one agent until `close`, with TLS if `tls` gives contexts."""
 
-    def __init__(self, server: str, port: int, tls: Callable[[], SSLContext] | None = None) -> None:
+    def __init__(
+        self, server: str, port: int, tls: Callable[[], SSLContext] | None = None, host: str = "127.0.0.1"
+    ) -> None:
         registry = CollectorRegistry()
         self._top = TopK(
             "shoal_channel_publications",
@@ -61,7 +63,7 @@ class AgentMetrics(Collector):
             from shoal.wire.tls_expiry import EXPIRY
 
             registry.register(EXPIRY)
-        self._page = MetricsPage(port, registry=registry, tls=tls)
+        self._page = MetricsPage(port, host=host, registry=registry, tls=tls)
         _log.info("metrics page", server=server, port=self._page.port)
 
     def watch(self, core: AgentCore, monitor: Monitor, now: Callable[[], float]) -> None:

@@ -12,8 +12,10 @@ Connections to the server, the coordinator and the other servers are retried wit
 the same address is a new incarnation. Only errors that a retry cannot cure end the process: a wrong password, a server
 that is too old, a cluster with another key.
 
-Clients wait for the heartbeat of a restarted agent, so the start is short: modules that load slowly (the compiled
-scanner) load in a thread while the connections open, and the predecessor's lease is taken over meanwhile.
+Clients wait for the heartbeat of a restarted agent, so the start is short: modules that load slowly load in a thread
+while the connections open, and the predecessor's lease is taken over meanwhile. The scanner's loops are machine code in
+a file, which loads at once. Where there is none yet, the agent runs them as Python, has another process compile them,
+and changes over when it is done (`_compile_loops`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import asyncio
 import contextlib
 import gc
 import signal
+import subprocess
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final
@@ -88,6 +91,7 @@ class AgentOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     max_out_bytes_per_s: float = MAX_OUT_BYTES_PER_S
     metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
 
 
 class Agent:
@@ -167,7 +171,8 @@ class Agent:
     def _start_metrics(self, stack: contextlib.AsyncExitStack) -> None:
         from shoal.channels.agent.metrics import AgentMetrics
 
-        self._metrics = AgentMetrics(self._address.id, self._options.metrics_port, page_context(self._login.tls))
+        port, host = self._options.metrics_port, self._options.metrics_host
+        self._metrics = AgentMetrics(self._address.id, port, page_context(self._login.tls), host)
         stack.callback(self._metrics.close)
 
     async def _close_forward_links(self) -> None:
@@ -457,7 +462,17 @@ def run_agent(options: AgentOptions) -> None:
         ended = asyncio.Event()
         for signum in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(signum, ended.set)
-        await _first_of(Agent(options, PRODUCTION).work(_load_in_thread), ended.wait())
+        loaded = asyncio.Event()
+
+        async def load() -> None:
+            await _load_in_thread()
+            loaded.set()
+
+        compiling = asyncio.ensure_future(_compile_loops(loaded))
+        try:
+            await _first_of(Agent(options, PRODUCTION).work(load), ended.wait())
+        finally:
+            compiling.cancel()
         _log.info("agent stopped", server=options.address.id)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -465,14 +480,34 @@ def run_agent(options: AgentOptions) -> None:
 
 
 def _load() -> None:
-    """Loads the compiled loops. They are never freed, so they are excluded from garbage collection: a collection took
-    100 ms, in which the agent served no client."""
+    """Loads the slow modules and the compiled loops. They are never freed, so they are excluded from garbage
+    collection: a collection took 100 ms, in which the agent served no client."""
     from shoal.channels.agent import session  # noqa: F401
-    from shoal.channels.telemetry import analyzer
+    from shoal.channels.telemetry import analyzer, loop_image  # noqa: F401
 
-    analyzer.warm_up()
+    loop_image.load_image()
     gc.collect()
     gc.freeze()
+
+
+async def _compile_loops(loaded: asyncio.Event) -> None:
+    """Has the loops compiled in another process if there was no machine code to load, and then uses that."""
+    await loaded.wait()
+    from shoal.channels.telemetry import loop_image
+
+    if loop_image.is_compiled():
+        return
+    _log.info("loops run as Python until they are compiled, once for this version: this takes up to a minute")
+    builder = await asyncio.create_subprocess_exec(*loop_image.build_command(), stdout=subprocess.DEVNULL)
+    try:
+        status = await builder.wait()
+    finally:
+        if builder.returncode is None:
+            builder.terminate()
+    if loop_image.load_image():
+        _log.info("loops compiled")
+    else:
+        _log.error("loops not compiled: the agent is slow", status=status, do="see the messages before this one")
 
 
 async def _load_in_thread() -> None:

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.loop_image import match_names
 from shoal.channels.telemetry.scanner import Scanner
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
@@ -176,5 +176,5 @@ def matching(pattern: bytes, names: list[bytes], steps_max: int) -> tuple[list[b
     offsets = np.zeros(len(names) + 1, np.int32)
     np.fromiter(map(len, names), np.int32, len(names)).cumsum(out=offsets[1:])
     blob = np.frombuffer(b"".join(names), np.uint8).copy()
-    found, steps, whole = match_names(blob, offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_max)
+    found, steps, whole = match_names(blob, offsets, pattern, steps_max)
     return [names[row] for row in found.nonzero()[0].tolist()], steps, whole

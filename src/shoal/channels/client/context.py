@@ -56,10 +56,12 @@ class Confirmed(msgspec.Struct, frozen=True):
 
 
 class PublishRefused(msgspec.Struct, frozen=True):
-    """A server refused a publish; the message did not go out there."""
+    """A server refused a publish; the message did not go out there. `token` is that of `await_confirm`, if the
+    confirmation is awaited."""
 
     channel: bytes
     error: str
+    token: object = None
 
 
 class AgentRefused(msgspec.Struct, frozen=True):

@@ -75,6 +75,7 @@ class Outgoing:
         "solo",
         "stream",
         "tags",
+        "turn_at",
         "waiters",
         "window",
     )
@@ -91,11 +92,14 @@ class Outgoing:
         self.lanes: list[Lane] = []
         self.solo: Lane | None = None
         self.tags: LaneState | None = None
-        self.waiters: deque[tuple[int, object]] = deque()
+        self.waiters: dict[int, object] = {}
+        """The callers that wait for the confirmation of a message, by its number."""
         self.published_at = now
         self.marks: list[tuple[int, float]] = []
         """Numbers, each with the time by which all messages before it had been published."""
         self.mark_due = now
+        self.turn_at = float("-inf")
+        """The time of the last turn in which `Publisher.publish` looked at beacon and marks."""
         self.beacon_armed = False
         self.beacon_delay = 0.0
         self.use(placement)
@@ -146,12 +150,15 @@ class Outgoing:
 
     def trim(self, messages_max: int, bytes_max: int) -> int:
         """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""
-        window, base, kept, confirmed = self.window, self.base, self.resend_bytes, self.confirmed
-        while (len(window) > messages_max or kept > bytes_max) and base <= confirmed:
-            kept -= len(window.popleft())
-            base += 1
-        freed = self.resend_bytes - kept
-        self.base, self.resend_bytes = base, kept
+        popleft = self.window.popleft
+        droppable = self.confirmed + 1 - self.base
+        dropped = min(droppable, max(0, len(self.window) - messages_max))
+        freed = sum([len(popleft()) for _ in range(dropped)])
+        while self.resend_bytes - freed > bytes_max and dropped < droppable:
+            freed += len(popleft())
+            dropped += 1
+        self.base += dropped
+        self.resend_bytes -= freed
         return freed
 
     def mark(self, now: float) -> None:

@@ -84,11 +84,8 @@ class Publisher:
         out.window.append(blob)
         out.sizes.append(size)
         out.resend_bytes += size
-        if not out.beacon_armed:
-            self._arm_beacon(out, now)
-        if now >= out.mark_due:
-            out.mark(now)
-        out.published_at = now
+        if out.turn_at != now:
+            self._begin_turn(out, now)
         self.resend_bytes += size
         self.pending_messages += 1
         self.pending_bytes += size
@@ -96,22 +93,30 @@ class Publisher:
         if lane is not None and lane.sent == seq - 1 and now < lane.link.usable_until:
             link = lane.link
             lane.sent = seq
-            link.outbox.append((b"PUBLISH", channel, blob))
-            link.inflight.append(lane)
-            if not link.dirty:
-                link.dirty = True
-                self._context.dirty.append(link)
+            if link.burst_lane is lane:  # as `carry` does, inline: a call for each message is measurable
+                link.burst.append(blob)
+            else:
+                link.carry(lane, blob)
+                self._context.touch(link)
         else:
             for lane in out.lanes:
                 if lane.state is states.LaneState.LIVE:
                     self._pump(lane, now)
         return out, seq
 
+    def _begin_turn(self, out: Outgoing, now: float) -> None:
+        """The first message at this time: a shell gives all messages of one turn of its loop the same time."""
+        if not out.beacon_armed:
+            self._arm_beacon(out, now)
+        if now >= out.mark_due:
+            out.mark(now)
+        out.turn_at = out.published_at = now
+
     def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
         """Asks for a `Confirmed` effect with the token; returns False if the message is confirmed already."""
         if out.confirmed >= seq:
             return False
-        out.waiters.append((seq, token))
+        out.waiters[seq] = token
         return True
 
     def uses(self, channel: bytes) -> bool:
@@ -257,7 +262,7 @@ class Publisher:
             return
         blobs = out.page(lane.sent + 1, out.seq, allowance, CHUNK_BYTES)
         for blob in blobs:
-            link.publish(out.name, lane.tagged(blob), lane)
+            link.carry(lane, lane.tagged(blob))
         lane.sent += len(blobs)
         self._context.touch(link)
 
@@ -302,7 +307,7 @@ class Publisher:
         self._outs.clear()
         self.asked.clear()
         self.pending_messages = self.pending_bytes = self.resend_bytes = 0
-        tokens = [token for out in outs for _, token in out.waiters]
+        tokens = [token for out in outs for token in out.waiters.values()]
         return Abandoned(tokens, max(0, sum(out.seq - out.confirmed for out in outs) - len(tokens)))
 
     def confirmed(self, lane: Lane, count: int, now: float) -> None:
@@ -314,12 +319,10 @@ class Publisher:
         if len(out.lanes) == 1:
             out.confirmed += count
             self.pending_messages -= count
-            size, sizes = 0, out.sizes
-            for _ in range(count):
-                size += sizes.popleft()
-            self.pending_bytes -= size
+            popleft = out.sizes.popleft
+            self.pending_bytes -= popleft() if count == 1 else sum([popleft() for _ in range(count)])
             if out.waiters:
-                self._wake(out)
+                self._wake(out, count)
         else:
             self._settle(out)
         if (
@@ -339,20 +342,24 @@ class Publisher:
         count, size = out.confirm()
         self.pending_messages -= count
         self.pending_bytes -= size
-        self._wake(out)
+        self._wake(out, count)
 
-    def _wake(self, out: Outgoing) -> None:
-        waiters, confirmed = out.waiters, out.confirmed
-        tokens: list[object] = []
-        while waiters and waiters[0][0] <= confirmed:
-            tokens.append(waiters.popleft()[1])
+    def _wake(self, out: Outgoing, count: int) -> None:
+        """Reports the last `count` confirmed messages to the callers that wait for them."""
+        pop, confirmed = out.waiters.pop, out.confirmed
+        if count == 1:
+            tokens = [pop(confirmed)] if confirmed in out.waiters else []
+        else:
+            numbers = range(confirmed - count + 1, confirmed + 1)
+            tokens = [token for number in numbers if (token := pop(number, None)) is not None]
         if tokens:
             self._context.effects.append(Confirmed(tokens))
 
     def refused(self, lane: Lane, error: str, now: float) -> None:
         """A server refused a message (missing rights, or no memory): reports it to the application."""
         self._context.counters.refused += 1
-        self._context.effects.append(PublishRefused(lane.out.name, error))
+        token = lane.out.waiters.pop(lane.confirmed + 1, None)
+        self._context.effects.append(PublishRefused(lane.out.name, error, token))
         self.confirmed(lane, 1, now)
 
     # Beacons and the end of a stream
@@ -376,6 +383,7 @@ class Publisher:
             self._context.timers.set(("beacon", out), max(quiet_at, now + delay / 2))
             return
         out.beacon_armed = False
+        out.turn_at = float("-inf")
         if ANNOUNCE in self._context.rules:
             self._send_beacons(out, now)
         self._context.timers.set(("idle", out), now + self._context.limits.publisher_idle_s / 2)

@@ -41,7 +41,7 @@ from shoal.limits import Limits
 from shoal.plan.book import PlanBook
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
-from shoal.wire.commands import Command
+from shoal.wire.commands import Commands
 from shoal.wire.envelope import HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 from shoal.wire.identity import ClientKey
 
@@ -176,11 +176,13 @@ class Router:
 
     # Outputs
 
-    def take_commands(self) -> list[tuple[str, list[Command]]]:
+    def take_commands(self) -> list[tuple[str, Commands]]:
         """The commands to send now, by server. Those for a server without a connection are obsolete: drop them."""
-        dirty, taken = self._context.dirty, []
+        dirty = self._context.dirty
+        taken: list[tuple[str, Commands]] = []
         for link in dirty:
             link.dirty = False
+            link.end_burst()
             if link.outbox:
                 taken.append((link.server, link.outbox))
                 link.outbox = []
@@ -238,9 +240,9 @@ class Router:
         """The number of unconfirmed messages by channel; with `server`, of the channels that go there."""
         return {out.name: out.seq - out.confirmed for out in self._outs(server) if not out.settled}
 
-    def awaited_confirms(self, server: str) -> list[object]:
-        """The tokens of `await_confirm` for messages that go to a server."""
-        return [token for out in self._outs(server) for _, token in out.waiters]
+    def awaited_confirms(self, server: str | None = None) -> list[object]:
+        """The tokens of `await_confirm` for messages that are not confirmed; with `server`, for those that go there."""
+        return [token for out in self._outs(server) for token in out.waiters.values()]
 
     @property
     def unreachable_s(self) -> float:

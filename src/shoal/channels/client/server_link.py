@@ -14,6 +14,7 @@ the new one grants. Clocks are only assumed to run at the same rate within `cloc
 from __future__ import annotations
 
 from collections import deque
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from shoal.channels import states
@@ -22,7 +23,7 @@ from shoal.channels.token_bucket import TokenBucket
 from shoal.plan.ring import ServerAddress
 from shoal.rules import ALL_RULES, Rules, rule
 from shoal.wire import control
-from shoal.wire.commands import Command
+from shoal.wire.commands import Burst, Command
 from shoal.wire.envelope import AGENT_CHANNEL
 from shoal.wire.identity import ClientKey
 
@@ -87,6 +88,8 @@ class ServerLink:
         "_signatures",
         "address",
         "anchor",
+        "burst",
+        "burst_lane",
         "busy_until",
         "byes",
         "carried_until",
@@ -129,7 +132,11 @@ class ServerLink:
             self.use(key)
         self._rules = rules
         self.state = states.LinkState.DOWN
-        self.outbox: list[Command] = []
+        self.outbox: list[Command | Burst] = []
+        self.burst: list[bytes] = []
+        """The messages of the burst that ends the outbox, if there is one."""
+        self.burst_lane: Lane | None = None
+        """The lane of that burst, whose messages are not in `inflight` yet; None if there is no such burst."""
         self.inflight: deque[Lane | Ping | Listen | AgentCommand | None] = deque()
         self.listening: dict[tuple[bool, bytes], int] = {}
         self.byes: dict[tuple[bool, bytes], bool | None] = {}
@@ -187,16 +194,37 @@ class ServerLink:
 
     def listen(self, command: bytes, channel: bytes) -> None:
         """Queues SUBSCRIBE or a similar command for one channel or pattern."""
+        self.end_burst()
         self.outbox.append((command, channel))
         self.inflight.append(Listen(channel))
 
-    def publish(self, channel: bytes, blob: bytes, lane: Lane | None = None) -> None:
-        """Queues a PUBLISH; its reply confirms a message of `lane`, or nothing."""
+    def publish(self, channel: bytes, blob: bytes) -> None:
+        """Queues a PUBLISH whose reply confirms nothing: a beacon, or a message to another client."""
+        self.end_burst()
         self.outbox.append((b"PUBLISH", channel, blob))
-        self.inflight.append(lane)
+        self.inflight.append(None)
+
+    def carry(self, lane: Lane, blob: bytes) -> None:
+        """Queues a PUBLISH; its reply confirms a message of `lane`. Messages that follow each other are a burst."""
+        if self.burst_lane is lane:
+            self.burst.append(blob)
+        else:
+            self.end_burst()
+            self.burst, self.burst_lane = [blob], lane
+            self.outbox.append(Burst(lane.out.name, self.burst))
+
+    def end_burst(self) -> None:
+        """Another command follows, or the outbox is sent."""
+        if self.burst_lane is not None:
+            if len(self.burst) == 1:
+                self.inflight.append(self.burst_lane)
+            else:
+                self.inflight.extend(repeat(self.burst_lane, len(self.burst)))
+            self.burst_lane = None
 
     def tell_agent(self, blob: bytes) -> None:
         """Queues a control message to the server's agent."""
+        self.end_burst()
         self.outbox.append((b"PUBLISH", AGENT_CHANNEL, blob))
         self.inflight.append(AGENT_COMMAND)
 
@@ -204,6 +232,7 @@ class ServerLink:
         """Queues a PING, unless one is on its way."""
         if self.ping is None:
             self.byes = {key: None if before is None else True for key, before in self.byes.items()}
+            self.end_burst()
             self.ping = Ping(now)
             self.outbox.append((b"PING",))
             self.inflight.append(self.ping)
@@ -286,6 +315,7 @@ class ServerLink:
     def reset(self) -> None:
         """The connection is lost, and everything in flight with it."""
         self.outbox.clear()
+        self.burst_lane = None
         self.inflight.clear()
         self.listening.clear()
         self.anchor = None

@@ -18,15 +18,15 @@ class RecordBudget:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._channels: set[bytes] = set()
+        self.share_bytes = self._share_bytes()
+        """How large each record may be."""
 
     @property
     def records(self) -> int:
         """The number of records on the server, as far as the agent knows."""
         return len(self._channels)
 
-    @property
-    def share_bytes(self) -> int:
-        """How large each record may be."""
+    def _share_bytes(self) -> int:
         parts = 1 << max(0, len(self._channels) - 1).bit_length()
         return max(1, min(self._limits.recorded_bytes_max, self._limits.recorded_total_bytes_max // parts))
 
@@ -34,6 +34,7 @@ class RecordBudget:
         """Takes channels that have a record; returns whether each share is smaller than before."""
         before = self.share_bytes
         self._channels.update(channels)
+        self.share_bytes = self._share_bytes()
         return self.share_bytes < before
 
     def others(self, written: Iterable[bytes]) -> list[bytes]:
@@ -43,3 +44,4 @@ class RecordBudget:
     def reset(self) -> None:
         """The server may have lost its records: they are counted again."""
         self._channels.clear()
+        self.share_bytes = self._share_bytes()

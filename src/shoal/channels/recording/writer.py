@@ -23,7 +23,7 @@ ENTRY_OVERHEAD_BYTES: Final = 32
 """Approximate size of an entry beside its message."""
 
 SIZED_MAX: Final = 100
-"""The mean size of entries is that of about this many."""
+"""The mean size of entries is that of about this many. The bound of the record follows it as often."""
 
 ENTRY_BYTES_ASSUMED: Final = 1024
 """Size of an entry in a record that this agent has not written to."""
@@ -65,6 +65,10 @@ class RecordWriter:
         self._budget = budget
         self._entry_bytes = 0.0
         self._sized = 0
+        self._written_since = 0
+        """Entries since the bound was last set."""
+        self._bound = (b"", b"", b"", b"", b"", b"")
+        """The command up to the entry's id, with the bound of the record."""
         self._pending: deque[RecordedGap | None] = deque()
         self._unwritten: list[RecordedGap] = []
         self._complained = False
@@ -86,8 +90,15 @@ class RecordWriter:
         size = len(entry[-1]) + ENTRY_OVERHEAD_BYTES
         self._sized = min(self._sized + 1, SIZED_MAX)
         self._entry_bytes += (size - self._entry_bytes) / self._sized
+        self._written_since += 1
+        if self._sized < SIZED_MAX or self._written_since >= SIZED_MAX:
+            self._set_bound()
         self._pending.append(missing)
-        self._host.ask((b"XADD", self.key, b"MAXLEN", b"~", b"%d" % self._entries_max, b"*", *entry), self._written)
+        self._host.ask(self._bound + entry, self._written)
+
+    def _set_bound(self) -> None:
+        self._written_since = 0
+        self._bound = (b"XADD", self.key, b"MAXLEN", b"~", b"%d" % self._entries_max, b"*")
 
     @property
     def _entries_max(self) -> int:
@@ -98,6 +109,7 @@ class RecordWriter:
     def trim(self) -> None:
         """Drops the oldest entries that do not fit any more, although none is added."""
         if self._entry_bytes:
+            self._set_bound()
             self._host.ask((b"XTRIM", self.key, b"MAXLEN", b"~", b"%d" % self._entries_max))
 
     def _written(self, reply: Any, now: float) -> None:

@@ -18,14 +18,13 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.telemetry import scanner
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
-from shoal.channels.telemetry.pattern_kernel import match_names
+from shoal.channels.telemetry.loop_image import match_names
 from shoal.channels.telemetry.scanner import ACTIVE_CHANNELS_MAX, Scanner, UnitCounts
 from shoal.errors import ProtocolError
 from shoal.load.record import HostRow
 from shoal.load.table import Numbers, Ragged, UnitTable
-from shoal.wire.raw_bytes import compilation_announced, padded
+from shoal.wire.loop_source import padded
 
 PATTERN_STEPS_MAX: Final = 20_000_000
 """Steps of matching patterns with channels in one second, about 40 ms. Patterns beyond it are left out of the figures,
@@ -177,9 +176,7 @@ class Analyzer:
             if steps_left <= 0:
                 unmatched = True
                 break
-            found, steps, whole = match_names(
-                rows.names.values, rows.names.offsets, np.array(np.frombuffer(pattern, np.uint8)), steps_left
-            )
+            found, steps, whole = match_names(rows.names.values, rows.names.offsets, pattern, steps_left)
             steps_left -= steps
             unmatched = unmatched or not whole
             matching = found * receivers
@@ -215,13 +212,6 @@ class Analyzer:
         some = map(islice, subscribers.values(), repeat(self._listed_max))
         ids = np.fromiter(chain.from_iterable(some), np.uint64, int(amounts.sum()))
         return Ragged.of_lengths(amounts, ids)
-
-
-def warm_up() -> None:
-    """Loads the compiled loops of the analyzer and its scanner. If they must be compiled, a log line says so."""
-    with compilation_announced():
-        scanner.warm_up()
-        match_names(padded(b"a"), np.array([0, 1], np.int32), padded(b"*"), 1)
 
 
 def _server(previous: ServerSample | None, sample: ServerSample, counts: UnitCounts) -> HostRow:

@@ -28,6 +28,7 @@ from shoal.channels.telemetry.tables import (
     find_stream,
     raise_last,
 )
+from shoal.wire import lane_tag
 from shoal.wire.blake2s import (
     BLOCK_BYTES,
     KEY_BYTES,
@@ -41,9 +42,9 @@ from shoal.wire.blake2s import (
     take_block,
 )
 from shoal.wire.envelope import BEACON, ENDED, EPOCH_BITS, FINAL, FORWARDED, HEADER_BYTES, UNKNOWN_FLAGS, US_PER_S
-from shoal.wire.identity import MESSAGE_TAG_BYTES
-from shoal.wire.lane_tag import MARK_LABEL, TAG_AT, TAG_LABEL
-from shoal.wire.raw_bytes import Bytes, Records, kernel, load_u64, part
+from shoal.wire.identity import MESSAGE_TAG_BYTES, derive
+from shoal.wire.lane_tag import MARK_LABEL, TAG_AT, TAG_LABEL, lane_state, mark_of
+from shoal.wire.loop_source import Bytes, Records, kernel, kernel_from, load_u64, padded, part, part_from
 
 FALSE: Final = 0
 COPY: Final = 1
@@ -74,6 +75,9 @@ _LANE: Final = label_words(b"lane")
 _MESSAGE: Final = label_words(TAG_LABEL)
 _REFUTED: Final = label_words(MARK_LABEL)
 _EMPTY: Final = np.uint64(0)
+_lanes: Final[dict[tuple[int, ...], lane_tag.LaneState]] = {}
+"""For the loops as Python: the hash of a lane by its prepared state, from which hashlib cannot start."""
+_LANES_MAX: Final = 100_000
 _FIRST_BLOCK_BYTES: Final = BLOCK_BYTES - TAG_AT
 """How much of extension and settled fits the first block, behind the header."""
 
@@ -128,8 +132,9 @@ def long_tag(state: State, data: Bytes, at: int, end: int, hashed: int) -> State
     return take_block(state, load_block(data, at, end), hashed + end - at, True)
 
 
-@part
-def has_tag(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int) -> bool:
+def has_tag_by_state(
+    k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int
+) -> bool:
     """Whether the message at an index has the tag of a lane; `extra` bytes behind the header are covered too."""
     after = at + HEADER_BYTES
     end = after + extra
@@ -150,6 +155,15 @@ def has_tag(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: By
     return bool((np.uint64(state[0]) | np.uint64(state[1]) << _HALF) == load_u64(data, at + TAG_AT))
 
 
+@part_from(has_tag_by_state)
+def has_tag(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int) -> bool:
+    """Whether the message at an index has the tag of a lane; `extra` bytes behind the header are covered too."""
+    lane = _lanes.get((int(k0), int(k1), int(k2), int(k3)))
+    if lane is None:  # dropped
+        return has_tag_by_state(k0, k1, k2, k3, data, at, extra)
+    return lane_tag.has_tag(data[at : at + HEADER_BYTES + extra].tobytes(), lane)
+
+
 @part
 def covered_bytes(data: Bytes, at: int) -> int:
     """How many bytes behind the header a tag covers: the extension, and a beacon's body."""
@@ -157,9 +171,8 @@ def covered_bytes(data: Bytes, at: int) -> int:
     return 8 * int(data[at + _EXTENSION_AT]) + settled
 
 
-@kernel
-def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
-    """Finds out whether the message at which the scan stopped is authentic by any of the secrets."""
+def find_lane_by_state(data: Bytes, cursors: Records, tables: Tables) -> None:
+    """`find_lane`, compiled."""
     cursor = cursors[0]
     at = cursor.payload_at
     name_bytes = cursor.name_end - cursor.name_at
@@ -181,6 +194,35 @@ def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
                 cursor.lane_found = 1
                 cursor.k0, cursor.k1, cursor.k2, cursor.k3 = np.int64(k0), np.int64(k1), np.int64(k2), np.int64(k3)
                 return
+
+
+@kernel_from(find_lane_by_state)
+def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
+    """Finds out whether the message at which the scan stopped is authentic by any of the secrets."""
+    cursor, head = cursors[0], tables.head[0]
+    at = int(cursor.payload_at)
+    covered = data[at : at + HEADER_BYTES + covered_bytes(data, at)].tobytes()
+    name = data[int(cursor.name_at) : int(cursor.name_end)].tobytes()
+    cursor.lane_of = at
+    cursor.lane_found = 0
+    cursor.mark = np.int64(np.uint64(mark_of(covered)))
+    if len(name) > head.channel_name_bytes_max:
+        return
+    server_and_name = tables.scratch[: head.lane_prefix_bytes].tobytes() + name
+    client = int(load_u64(data, at + _STREAM_AT) >> _EPOCH_BITS).to_bytes(8, "little")
+    for secret in range(head.secrets):
+        key = tables.secrets[KEY_BYTES * secret : KEY_BYTES * (secret + 1)].tobytes()
+        lane_key = derive(derive(key, b"client", client), b"lane", server_and_name)
+        lane = lane_state(lane_key)
+        if lane_tag.has_tag(covered, lane):
+            k = load_block(padded(lane_key), 0, KEY_BYTES)
+            state = packed(keyed_state((k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7]), _MESSAGE, MESSAGE_TAG_BYTES))
+            cursor.lane_found = 1
+            cursor.k0, cursor.k1, cursor.k2, cursor.k3 = map(np.int64, state)
+            if len(_lanes) >= _LANES_MAX:
+                _lanes.clear()
+            _lanes[tuple(map(int, state))] = lane
+            return
 
 
 @part

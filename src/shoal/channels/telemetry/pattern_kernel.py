@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from shoal.wire.raw_bytes import Bytes, kernel, part
+from shoal.wire.loop_source import Bytes, kernel, part
 
 _STAR: Final = ord("*")
 _ANY: Final = ord("?")
@@ -32,19 +32,18 @@ _SIGN: Final = 0x80
 
 @kernel
 def match_names(
-    names: Bytes, offsets: npt.NDArray[np.int32], pattern: Bytes, steps_max: int
-) -> tuple[npt.NDArray[np.bool_], int, bool]:
-    """Whether the pattern matches each name; name `i` is the bytes from `offsets[i]` to `offsets[i + 1]`. Also the
-    number of steps, and whether all names were looked at: after `steps_max` steps the rest is left out."""
-    matches = np.zeros(offsets.shape[0] - 1, np.bool_)
+    names: Bytes, offsets: npt.NDArray[np.int32], pattern: Bytes, steps_max: int, matches: npt.NDArray[np.bool_]
+) -> int:
+    """Whether the pattern matches each name; name `i` is the bytes from `offsets[i]` to `offsets[i + 1]`. Returns the
+    number of steps, inverted (`~`) if not all names were looked at: after `steps_max` steps the rest is left out."""
     steps = 0
     for row in range(matches.shape[0]):
         if steps > steps_max:
-            return matches, steps, False
+            return ~steps
         found, taken = match_name(names, offsets[row], offsets[row + 1], pattern)
         matches[row] = found
         steps += taken
-    return matches, steps, True
+    return steps
 
 
 @part

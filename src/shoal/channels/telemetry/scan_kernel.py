@@ -31,7 +31,6 @@ from shoal.channels.telemetry.tables import (
     NO_ROOM,
     REFUSED,
     Tables,
-    borrow_tables,
     enter_channel,
     find_channel,
 )
@@ -49,12 +48,11 @@ from shoal.wire.envelope import (
     RESERVED_PREFIX,
     UNKNOWN_FLAGS,
 )
-from shoal.wire.raw_bytes import (
+from shoal.wire.loop_source import (
     MALFORMED,
     NEED_MORE,
     Bytes,
     Records,
-    borrow,
     hash_pair,
     hash_words,
     is_line_end,
@@ -162,10 +160,7 @@ _LF: Final = 10
 @kernel
 def scan_frames(data: Bytes, cursors: Records, tables: Tables, meter: Records) -> int:
     """Scans until something stops it; returns the reason: `USED_UP`, `OTHER`, `WATCHED`, `GROW` or a fault."""
-    data = borrow(data)
-    tables = borrow_tables(tables)
-    cursor = borrow(cursors)[0]
-    meter = borrow(meter)
+    cursor = cursors[0]
     status = PASSED
     while status == PASSED:
         if cursor.skip_left > 0 or cursor.skip_strings > 0:

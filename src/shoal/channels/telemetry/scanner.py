@@ -14,7 +14,7 @@ the server's order. Call `scan` until it returns None before the next `feed`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -22,7 +22,7 @@ import hiredis
 import numpy as np
 import numpy.typing as npt
 
-from shoal.channels.telemetry import scan_kernel, table_queries
+from shoal.channels.telemetry import loop_image, scan_kernel
 from shoal.channels.telemetry.lane_check import FALSE, FRESH
 from shoal.channels.telemetry.tables import (
     ALWAYS,
@@ -37,16 +37,14 @@ from shoal.channels.telemetry.tables import (
     TICKS_PER_S,
     Indexes,
     TableLimits,
+    Tables,
     grow,
     make_tables,
     set_secrets,
-    set_stream,
-    set_watched,
 )
 from shoal.errors import ProtocolError
-from shoal.wire.envelope import EPOCH_BITS, HEADER, MAGIC
-from shoal.wire.identity import KEY_BYTES
-from shoal.wire.raw_bytes import PADDING_BYTES, Bytes, compilation_announced, padded
+from shoal.wire.envelope import EPOCH_BITS
+from shoal.wire.loop_source import PADDING_BYTES, Bytes, padded
 
 FIRST_BUFFER_BYTES: Final = 262_144
 
@@ -57,10 +55,11 @@ ACTIVE_CHANNELS_MAX: Final = 20_000
 """Channels of a time unit that are listed one by one, the busiest. The messages on the others are counted together."""
 
 _NOTHING: Final = object()
-_AT, _END, _FRAME_END, _WALK_AT, _LANE_OF, _CONTROL_LEFT = (
+_AT, _END, _FRAME_END, _STANDING, _WALK_AT, _LANE_OF, _CONTROL_LEFT = (
     (scan_kernel.CURSOR.names or ()).index(name)
-    for name in ("at", "end", "frame_end", "walk_at", "lane_of", "control_left")
+    for name in ("at", "end", "frame_end", "standing", "walk_at", "lane_of", "control_left")
 )
+_BULK: Final = b"$"[0]
 _UNLIMITED: Final = 1 << 62
 _FAULTS: Final = {
     scan_kernel.BAD_LENGTH: "a length or a line is malformed",
@@ -139,9 +138,6 @@ class Scanner:
         """Larger observed messages than `observed_bytes_max` (None: `frame_bytes_max`) are only counted. Any other
         larger frame than `frame_bytes_max` is an error."""
         self._limits = limits or TableLimits()
-        self._tables = make_tables(self._limits)
-        self._false = self._tables.head["refuted"]
-        """The number of messages with a false tag in the tables, read faster."""
         self._cursors = np.zeros(1, scan_kernel.CURSOR)
         self._cursors["frame_bytes_max"] = frame_bytes_max
         self._cursors["observed_bytes_max"] = observed_bytes_max or frame_bytes_max
@@ -154,6 +150,8 @@ class Scanner:
         self._reader = hiredis.Reader(notEnoughData=_NOTHING)
         self._buffer = np.zeros(FIRST_BUFFER_BYTES + PADDING_BYTES, np.uint8)
         self._view = self._buffer.data
+        self._tables = make_tables(self._limits)
+        self._bind(self._tables)
         self._first_tick: int | None = None
         self._tick: int | None = None
         self._observed_bytes = 0
@@ -165,6 +163,23 @@ class Scanner:
         self._secrets: tuple[bytes, ...] = ()
         self._refuted = Refuted({}, [])
 
+    def _bind(self, tables: Tables) -> None:
+        """Goes on with these tables, and with the loops that the process uses now."""
+        self._tables = tables
+        self._false = tables.head["refuted"]
+        """The number of messages with a false tag in the tables, read faster."""
+        self._loops = loop_image.current()
+        self._bind_scan()
+
+    def _bind_scan(self) -> None:
+        self._scan_frames: Callable[[], int] = self._loops.bind(
+            "scan_frames", self._buffer, self._cursors, self._tables, self.meter
+        )
+
+    def _grow(self) -> None:
+        self._bind(grow(self._tables))
+        self._loops.call("fill_slots", self._tables)
+
     def set_secrets(self, server: str, keys: Sequence[bytes]) -> None:
         """Checks the tags of messages from now on, see `tables.set_secrets`."""
         if (server, tuple(keys)) == (self._server, self._secrets):
@@ -172,12 +187,15 @@ class Scanner:
         dropped = not set(self._secrets).issubset(keys)
         self._server, self._secrets = server, tuple(keys)
         set_secrets(self._tables, server, keys, dropped)
+        self._loops.call("fill_slots", self._tables)
 
     def feed(self, data: bytes, now: float) -> None:
         """Takes bytes that had arrived by `now`, a time of a clock that is never set."""
         tick = int(now * TICKS_PER_S)
         if tick != self._tick:
             self._enter(tick)
+        if self._loops is not loop_image.current():
+            self._bind(self._tables)
         cursor, size = self._cursor, len(data)
         self._observed_bytes += size
         at = int(cursor[_AT])
@@ -211,6 +229,7 @@ class Scanner:
         if size + PADDING_BYTES > len(old) or (rest == 0 and size + PADDING_BYTES < len(old)):
             self._buffer = np.zeros(size + PADDING_BYTES, np.uint8)
             self._view = self._buffer.data
+            self._bind_scan()
         if rest and (at or self._buffer is not old):
             self._buffer[:rest] = old[at : at + rest]
 
@@ -225,7 +244,7 @@ class Scanner:
         if self._used_up:
             return None
         while True:
-            status = scan_kernel.scan_frames(self._buffer, self._cursors, self._tables, self.meter)
+            status = self._scan_frames()
             if status == scan_kernel.USED_UP:
                 return None
             if status == scan_kernel.OTHER:
@@ -233,15 +252,21 @@ class Scanner:
             if status == scan_kernel.WATCHED:
                 return self._take_watched()
             if status == scan_kernel.GROW:
-                self._tables = grow(self._tables)
+                self._grow()
             else:
                 raise self._broken(_FAULTS[status])
 
     def _take_frame(self) -> Frame:
         cursor, reader = self._cursor, self._reader
         frame_end = int(cursor[_FRAME_END])
+        data = bytes(self._view[int(cursor[_AT]) : frame_end])
+        if data[0] == _BULK:  # the kernel has checked its length
+            cursor[_AT] = frame_end
+            self._used_up = frame_end == self._end
+            body_at = data.index(b"\r\n") + 2
+            return Frame(data[body_at:-2] if body_at < len(data) else None, False)
         try:
-            reader.feed(bytes(self._view[int(cursor[_AT]) : frame_end]))
+            reader.feed(data)
             value = reader.gets()
         except (
             hiredis.ProtocolError,
@@ -256,7 +281,7 @@ class Scanner:
         return Frame(value, isinstance(value, hiredis.PushNotification))
 
     def _take_watched(self) -> Frame:
-        _, _, frame_end, name_at, name_end, payload_at, standing, *_ = self._cursors.item()
+        frame_end, name_at, name_end, payload_at, standing = self._cursor[_FRAME_END : _STANDING + 1].tolist()
         self._cursor[_AT] = frame_end
         self._used_up = frame_end == self._end
         name, payload = bytes(self._view[name_at:name_end]), bytes(self._view[payload_at : frame_end - 2])
@@ -276,8 +301,7 @@ class Scanner:
 
     def clear(self) -> None:
         """Drops all channels and streams: a new incarnation of the agent begins."""
-        self._tables = make_tables(self._limits, int(self._tables.head[0]["watch_new"]))
-        self._false = self._tables.head["refuted"]
+        self._bind(make_tables(self._limits, int(self._tables.head[0]["watch_new"])))
         if self._secrets:
             set_secrets(self._tables, self._server, self._secrets)
         self._refuted = Refuted({}, [])
@@ -300,22 +324,25 @@ class Scanner:
         `but_version` are only counted."""
         name = padded(channel)
         unless = NO_VERSION if but_version is None else but_version
-        while set_watched(self._tables, name, len(channel), on, unless) == NO_ROOM:
-            self._tables = grow(self._tables)
+        while self._loops.call("set_watched", self._tables, name, len(channel), on, unless) == NO_ROOM:
+            self._grow()
 
     def streams(self, channel: bytes) -> Listing:
         """The streams that published on a channel, with the last sequence number of each."""
         index = self.find(padded(channel), np.array([0, len(channel)], np.int32))[0]
         if index == MISSING:
             return Listing([], not self.refuses_channels, [], [], known=False)
-        streams, lasts, ticks, told = table_queries.list_streams(self._tables, index)
+        size = int(self._tables.channels[index]["streams"])
+        streams, lasts = np.empty(size, np.uint64), np.empty(size, np.uint64)
+        ticks, told = np.empty(size, np.int64), np.empty(size, np.bool_)
+        self._loops.call("list_streams", self._tables, index, streams, lasts, ticks, told)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
         complete = bool(self._tables.channels[index]["refused_tick"] == NEVER)
         return Listing(pairs, complete, self._heard_by(ticks), told.tolist() if self._secrets else [True] * len(pairs))
 
     def last_of(self, channel: bytes, stream: int) -> int | None:
         """The last sequence number of a stream; None if it is not known."""
-        index = table_queries.find_stream_of(self._tables, padded(channel), len(channel), np.uint64(stream))
+        index = self._loops.call("find_stream_of", self._tables, padded(channel), len(channel), stream)
         return None if index == MISSING else int(self._tables.streams[index]["last"])
 
     def set_stream(self, channel: bytes, stream: int, last: int) -> bool:
@@ -323,17 +350,25 @@ class Scanner:
         met."""
         name = padded(channel)
         while True:
-            index = set_stream(self._tables, name, len(channel), np.uint64(stream), np.uint64(last))
+            index = self._loops.call("set_stream", self._tables, name, len(channel), stream, last)
             if index != NO_ROOM:
-                return bool(index != REFUSED)
-            self._tables = grow(self._tables)
+                return index != REFUSED
+            self._grow()
 
     def forget_idle(self, before: float) -> tuple[int, int]:
         """Drops streams that were silent since `before`, and idle channels without streams; returns their numbers."""
         self._collect_refuted()
         before_tick = int(before * TICKS_PER_S) - (self._first_tick or 0)
-        streams, channels = table_queries.forget(self._tables, max(before_tick, NEVER + 1))
-        return int(streams), int(channels)
+        tables, head = self._tables, self._tables.head[0]
+        streams, channels = int(head["streams"]), int(head["channels"])
+        moved = np.empty(streams, np.int32), np.empty(channels, np.int32)
+        self._loops.call("forget", tables, max(before_tick, NEVER + 1), *moved)
+        dropped = streams - int(head["streams"]), channels - int(head["channels"])
+        if any(dropped):
+            tables.channel_slots[:] = 0
+            tables.stream_slots[:] = 0
+            self._loops.call("fill_slots", tables)
+        return dropped
 
     def channels(self) -> list[bytes]:
         """The names of all channels in the table."""
@@ -353,9 +388,9 @@ class Scanner:
 
     def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
         """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
-        glob = np.array(np.frombuffer(pattern, np.uint8))
-        found, steps, whole = table_queries.match_channels(self._tables, glob, steps_max)
-        return self._names(found.nonzero()[0].astype(np.int32)), steps, whole
+        found = np.zeros(self._tables.head[0]["channels"], np.bool_)
+        steps = self._loops.call("match_channels", self._tables, np.frombuffer(pattern, np.uint8), steps_max, found)
+        return self._names(found.nonzero()[0].astype(np.int32)), max(steps, ~steps), steps >= 0
 
     @property
     def refuses_channels(self) -> bool:
@@ -384,13 +419,23 @@ class Scanner:
         return found, self._names(lacking.nonzero()[0].astype(np.int32))
 
     def _names(self, indexes: Indexes) -> list[bytes]:
-        names, offsets = table_queries.gather_names(self._tables, indexes)
+        names, offsets = self._gather_names(indexes)
         blob, bounds = names.tobytes(), offsets.tolist()
         return [blob[bounds[row] : bounds[row + 1]] for row in range(len(bounds) - 1)]
 
     def find(self, names: Bytes, offsets: Indexes) -> Indexes:
         """The index of each channel, -1 if it is not known. `names` must end in padding (see `raw_bytes`)."""
-        return table_queries.find_channels(self._tables, names, offsets)
+        found = np.empty(len(offsets) - 1, np.int32)
+        self._loops.call("find_channels", self._tables, names, offsets, found)
+        return found
+
+    def _gather_names(self, indexes: Indexes) -> tuple[Bytes, Indexes]:
+        """The names of channels, one after the other, and the offsets at which they begin; the last one is the end."""
+        offsets = np.zeros(len(indexes) + 1, np.int32)
+        self._tables.channels["name_bytes"][indexes].cumsum(out=offsets[1:])
+        names = np.empty(offsets[-1], np.uint8)
+        self._loops.call("gather_names", self._tables, np.ascontiguousarray(indexes), offsets, names)
+        return names, offsets
 
     def take_other_formats(self) -> tuple[int, int]:
         """The number of messages in envelopes of format 1, and with unknown flags, since the last call."""
@@ -445,7 +490,7 @@ class Scanner:
 
     def meter_row(self, client: int) -> int:
         """The row of a client in the meter."""
-        return int(scan_kernel.find_meter_row(self._tables.head[0]["seed"], np.uint64(client)))
+        return self._loops.call("find_meter_row", self._tables.head[0]["seed"], client)
 
     def take_passed_over(self) -> tuple[int, int, int]:
         """The number of messages that were too large, and of control messages and messages on new channels above a
@@ -463,7 +508,7 @@ class Scanner:
         if len(active) < len(everything):
             self._count_together(everything, active)
         records = tables.channels[active]
-        names, name_offsets = table_queries.gather_names(tables, active)
+        names, name_offsets = self._gather_names(active)
         publisher_rows, publishers = self._distinct_publishers(active)
         counts = UnitCounts(
             channels=active,
@@ -511,22 +556,3 @@ class Scanner:
         first = np.ones(len(rows), np.bool_)
         first[1:] = (rows[1:] != rows[:-1]) | (clients[1:] != clients[:-1])
         return rows[first], clients[first]
-
-
-def warm_up() -> None:
-    """Loads the compiled loops of the scanner. If they must be compiled, a log line says so."""
-    with compilation_announced():
-        scanner = Scanner(frame_bytes_max=4096)
-        scanner.set_secrets("s", [bytes(KEY_BYTES)])
-        header = HEADER.pack(MAGIC, 0, 0, 0, 0, 0)
-        scanner.feed(scan_kernel.OBSERVED + b"1\r\na\r\n$%d\r\n%b\r\n" % (len(header), header), 0)
-        scanner.scan()
-        scanner.set_stream(b"a", 1, 1)
-        scanner.watch(b"a", False)
-        scanner.streams(b"a")
-        scanner.last_of(b"a", 1)
-        scanner.meter_row(1)
-        scanner.matching(b"*", 1)
-        scanner.close_unit()
-        scanner.forget_idle(1)
-        grow(scanner._tables)

@@ -18,54 +18,47 @@ from shoal.channels.telemetry.tables import (
     UNTOLD_LAST,
     Indexes,
     Tables,
-    fill_slots,
     find_channel,
     find_stream,
 )
-from shoal.wire.raw_bytes import Bytes, hash_words, kernel, part
+from shoal.wire.loop_source import Bytes, hash_words, kernel, part
 
 _UNTOLD_LAST: Final = np.uint64(UNTOLD_LAST)
 
 
 @kernel
-def find_channels(tables: Tables, names: Bytes, offsets: Indexes) -> Indexes:
-    """The index of each channel, `MISSING` for unknown ones."""
-    found = np.empty(offsets.shape[0] - 1, np.int32)
+def find_channels(tables: Tables, names: Bytes, offsets: Indexes, found: Indexes) -> int:
+    """Finds the index of each channel, `MISSING` for unknown ones; returns 0."""
     for row in range(found.shape[0]):
         at = offsets[row]
         size = offsets[row + 1] - at
         found[row] = find_channel(tables, names, at, size, hash_words(names, at, size, tables.head[0].seed))
-    return found
+    return 0
 
 
 @kernel
-def match_channels(tables: Tables, pattern: Bytes, steps_max: int) -> tuple[npt.NDArray[np.bool_], int, bool]:
-    """Whether the pattern matches the name of each channel; the rest as of `match_names`. Names are not copied."""
-    matches = np.zeros(tables.head[0].channels, np.bool_)
+def match_channels(tables: Tables, pattern: Bytes, steps_max: int, matches: npt.NDArray[np.bool_]) -> int:
+    """Whether the pattern matches the name of each channel; results as of `match_names`. Names are not copied."""
     steps = 0
     for index in range(matches.shape[0]):
         if steps > steps_max:
-            return matches, steps, False
+            return ~steps
         channel = tables.channels[index]
         found, taken = match_name(tables.arena, channel.name_at, channel.name_at + channel.name_bytes, pattern)
         matches[index] = found
         steps += taken
-    return matches, steps, True
+    return steps
 
 
 @kernel
-def gather_names(tables: Tables, indexes: Indexes) -> tuple[Bytes, Indexes]:
-    """The names of channels, one after the other, and the offsets at which they begin; the last offset is the end."""
-    offsets = np.zeros(indexes.shape[0] + 1, np.int32)
-    for row in range(indexes.shape[0]):
-        offsets[row + 1] = offsets[row] + tables.channels[indexes[row]].name_bytes
-    names = np.empty(offsets[-1], np.uint8)
+def gather_names(tables: Tables, indexes: Indexes, offsets: Indexes, names: Bytes) -> int:
+    """Copies the names of channels, one after the other, to the offsets at which they begin; returns 0."""
     for row in range(indexes.shape[0]):
         at = tables.channels[indexes[row]].name_at
         size = offsets[row + 1] - offsets[row]
         for offset in range(size):
             names[offsets[row] + offset] = tables.arena[at + offset]
-    return names, offsets
+    return 0
 
 
 @kernel
@@ -77,39 +70,38 @@ def find_stream_of(tables: Tables, name: Bytes, size: int, stream: np.uint64) ->
 
 @kernel
 def list_streams(
-    tables: Tables, channel: int
-) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The streams of a channel, and for each the last sequence number, the tick in which it was last heard, and whether
-    its publisher has told how far it had come."""
-    size = tables.channels[channel].streams
-    streams = np.empty(size, np.uint64)
-    lasts = np.empty(size, np.uint64)
-    ticks = np.empty(size, np.int64)
-    told = np.empty(size, np.bool_)
+    tables: Tables,
+    channel: int,
+    streams: npt.NDArray[np.uint64],
+    lasts: npt.NDArray[np.uint64],
+    ticks: npt.NDArray[np.int64],
+    told: npt.NDArray[np.bool_],
+) -> int:
+    """Lists the streams of a channel, and for each the last sequence number, the tick in which it was last heard, and
+    whether its publisher has told how far it had come; returns 0."""
     index = tables.channels[channel].first_stream
-    for row in range(size):
+    for row in range(streams.shape[0]):
         record = tables.streams[index]
         streams[row] = record.stream
         lasts[row] = record.last
         ticks[row] = record.tick
         told[row] = record.above != _UNTOLD_LAST
         index = record.next
-    return streams, lasts, ticks, told
+    return 0
 
 
 @kernel
-def forget(tables: Tables, before: int) -> tuple[int, int]:
-    """Drops streams that were silent since `before`, and idle channels without streams; returns their numbers.
+def forget(tables: Tables, before: int, new_streams: Indexes, new_channels: Indexes) -> int:
+    """Drops streams that were silent since `before`, and idle channels without streams; returns 0. Their new indexes by
+    the old ones are left in two arrays. The slots are those of the old indexes: clear them and call `fill_slots`.
 
     Channels and streams of the current time unit stay, because their counts are still to be reported.
     """
     head = tables.head[0]
     if head.refused_tick < before:
         head.refused_tick = NEVER
-    streams_before = head.streams
-    channels_before = head.channels
-    new_streams = keep_streams(tables, before)
-    new_channels = keep_channels(tables, before)
+    keep_streams(tables, before, new_streams)
+    keep_channels(tables, before, new_channels)
     for row in range(head.active_channels):
         tables.active_channels[row] = new_channels[tables.active_channels[row]]
     for row in range(head.active_streams):
@@ -120,18 +112,14 @@ def forget(tables: Tables, before: int) -> tuple[int, int]:
         owner = tables.channels[record.channel]
         record.next = owner.first_stream
         owner.first_stream = index
-    if head.streams < streams_before or head.channels < channels_before:
-        tables.channel_slots[:] = 0
-        tables.stream_slots[:] = 0
-        fill_slots(tables)
-    return streams_before - head.streams, channels_before - head.channels
+    return 0
 
 
 @part
-def keep_streams(tables: Tables, before: int) -> Indexes:
-    """Moves the remaining streams to the front and counts them for their channels; returns new indexes by old ones."""
+def keep_streams(tables: Tables, before: int, moved: Indexes) -> None:
+    """Moves the remaining streams to the front and counts them for their channels. `moved` gets new indexes by old
+    ones."""
     head = tables.head[0]
-    moved = np.full(head.streams, MISSING, np.int32)
     for index in range(head.channels):
         tables.channels[index].streams = 0
     kept = 0
@@ -142,16 +130,16 @@ def keep_streams(tables: Tables, before: int) -> Indexes:
             tables.channels[record.channel].streams += 1
             tables.streams[kept] = record
             kept += 1
+        else:
+            moved[index] = MISSING
     head.streams = kept
-    return moved
 
 
 @part
-def keep_channels(tables: Tables, before: int) -> Indexes:
-    """Moves the remaining channels and names to the front; returns new indexes by old ones. The caller rebuilds the
-    lists of streams."""
+def keep_channels(tables: Tables, before: int, moved: Indexes) -> None:
+    """Moves the remaining channels and names to the front. `moved` gets new indexes by old ones. The caller rebuilds
+    the lists of streams."""
     head = tables.head[0]
-    moved = np.full(head.channels, MISSING, np.int32)
     kept = 0
     arena_bytes = 0
     for index in range(head.channels):
@@ -168,6 +156,7 @@ def keep_channels(tables: Tables, before: int) -> Indexes:
             tables.channels[kept] = record
             arena_bytes += size
             kept += 1
+        else:
+            moved[index] = MISSING
     head.channels = kept
     head.arena_bytes = arena_bytes
-    return moved

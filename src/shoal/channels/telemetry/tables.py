@@ -29,11 +29,10 @@ import numpy.typing as npt
 from shoal.limits import MIB, NAME_BYTES_MAX
 from shoal.wire.envelope import ENDED, EPOCH_BITS
 from shoal.wire.identity import KEY_BYTES
-from shoal.wire.raw_bytes import (
+from shoal.wire.loop_source import (
     PADDING_BYTES,
     Bytes,
     Records,
-    borrow,
     hash_pair,
     hash_words,
     kernel,
@@ -217,7 +216,8 @@ def make_tables(limits: TableLimits, watch_new: int = 0) -> Tables:
 
 def set_secrets(tables: Tables, server: str, keys: Sequence[bytes], dropped: bool = False) -> None:
     """Checks tags from now on, by the keys from which those of clients follow (see `AgentSecret`), newest first.
-    Without keys nothing is checked. `dropped` says that an earlier key is not among them any more."""
+    Without keys nothing is checked. `dropped` says that an earlier key is not among them any more. The slots are empty
+    then: call `fill_slots`."""
     name = server.encode()
     if len(keys) > SECRETS_MAX or len(name) > SERVER_NAME_BYTES_MAX:
         raise ValueError(f"at most {SECRETS_MAX} secrets, and {SERVER_NAME_BYTES_MAX} bytes of a server's name")
@@ -232,11 +232,11 @@ def set_secrets(tables: Tables, server: str, keys: Sequence[bytes], dropped: boo
         tables.streams["uncheckable"] = tables.streams["last"] & ~np.uint64(ENDED)
     tables.channel_slots[:] = 0
     tables.stream_slots[:] = 0
-    fill_slots(tables)
 
 
 def grow(tables: Tables) -> Tables:
-    """Doubles each table that is full and keeps its content."""
+    """Doubles each table that is full and keeps its content. The slots of the new tables are empty: call
+    `fill_slots`."""
     head = tables.head[0]
     if head["channels"] == len(tables.channels) < head["channels_max"]:
         size = min(2 * len(tables.channels), int(head["channels_max"]))
@@ -250,12 +250,10 @@ def grow(tables: Tables) -> Tables:
         )
     if head["arena_bytes"] + head["channel_name_bytes_max"] + PADDING_BYTES > len(tables.arena):
         tables = tables._replace(arena=_enlarged(tables.arena, 2 * len(tables.arena)))
-    tables = tables._replace(
+    return tables._replace(
         channel_slots=np.zeros(_slots_for(len(tables.channels)), np.uint64),
         stream_slots=np.zeros(_slots_for(len(tables.streams)), np.uint64),
     )
-    fill_slots(tables)
-    return tables
 
 
 def _slots_for(records: int) -> int:
@@ -267,24 +265,6 @@ def _enlarged(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     larger = np.zeros(size, array.dtype)
     larger[: len(array)] = array
     return larger
-
-
-@part
-def borrow_tables(tables: Tables) -> Tables:
-    """The same tables, for use inside a kernel (see `borrow`)."""
-    return Tables(
-        borrow(tables.head),
-        borrow(tables.channels),
-        borrow(tables.channel_slots),
-        borrow(tables.arena),
-        borrow(tables.streams),
-        borrow(tables.stream_slots),
-        borrow(tables.active_channels),
-        borrow(tables.active_streams),
-        borrow(tables.refuted),
-        borrow(tables.secrets),
-        borrow(tables.scratch),
-    )
 
 
 @part
@@ -305,13 +285,14 @@ def hash_stream(tables: Tables, channel: int, stream: np.uint64) -> np.uint64:
 
 
 @kernel
-def fill_slots(tables: Tables) -> None:
-    """Puts all channels and streams into empty slots."""
+def fill_slots(tables: Tables) -> int:
+    """Puts all channels and streams into empty slots; returns 0."""
     for index in range(tables.head[0].channels):
         claim(tables.channel_slots, tables.channels[index].hash, index)
     for index in range(tables.head[0].streams):
         record = tables.streams[index]
         claim(tables.stream_slots, hash_stream(tables, record.channel, record.stream), index)
+    return 0
 
 
 @part

@@ -105,15 +105,26 @@ def _figures(frame: DemoFrame) -> list[Figure]:
     """Figures with their history, the most important first."""
     seconds = frame.history
     now = seconds[-1] if seconds else DemoSecond(0, 0.0, 0.0, None, None, 0.0, None, None)
+    mean, most = loads(frame)
     return [
         ("players", f"{now.players:,}", [second.players for second in seconds], "cyan"),
-        ("load busiest", _percent(now.load_max), [second.load_max for second in seconds], "yellow"),
+        ("load busiest", _percent(most), [second.load_max for second in seconds], "yellow"),
         ("response p99", _ms(now.p99_ms), [_log(second.p99_ms) for second in seconds], "magenta"),
-        ("load average", _percent(now.load_mean), [second.load_mean for second in seconds], "yellow"),
+        ("load average", _percent(mean), [second.load_mean for second in seconds], "yellow"),
         ("deliveries/s", f"{now.deliveries_per_s:,.0f}", [s.deliveries_per_s for s in seconds], "green"),
         ("response p50", _ms(now.p50_ms), [_log(second.p50_ms) for second in seconds], "magenta"),
         ("processors", _percent(now.cpu_share), [second.cpu_share for second in seconds], "blue"),
     ]
+
+
+def loads(frame: DemoFrame) -> tuple[float | None, float | None]:
+    """The mean load ratio of the servers in the table, and the highest: the same moment as the rows."""
+    ratios = [row.load.load_ratio for row in frame.servers if row.load is not None]
+    return (sum(ratios) / len(ratios), max(ratios)) if ratios else (None, None)
+
+
+def _plural(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _crowd(frame: DemoFrame, figures: Sequence[Figure], width: int) -> Panel:
@@ -155,10 +166,9 @@ def _servers(frame: DemoFrame, width: int) -> Panel:
         table.add_row(*_server(row))
     if width < WIDE:
         table.columns = [column for column in table.columns if column.header not in ("lease", "core", "restarts")]
-    now = frame.history[-1] if frame.history else None
-    mean, most = (_percent(now.load_mean), _percent(now.load_max)) if now else ("-", "-")
+    mean, most = map(_percent, loads(frame))
     changed = f"{frame.servers_added} added, {frame.servers_removed} removed"
-    return _panel(table, f"{len(frame.servers)} servers, {changed}; load average {mean}, busiest {most}")
+    return _panel(table, f"{_plural(len(frame.servers), 'server')}, {changed}; load average {mean}, busiest {most}")
 
 
 def _server(row: ServerRow) -> Iterable[RenderableType]:
@@ -192,10 +202,12 @@ def _events(frame: DemoFrame, lines: int) -> Panel:
         mark, colour = MARKS[event.kind]
         text.append("\n" if number else "").append(f"{event.at_s:6.1f} s ", "dim")
         text.append(f"{mark} ", colour).append(event.text, colour if event.kind == "bad" else "")
-    moves = f"{frame.moves_ended} channels moved" + f", {frame.moves_under_way} on the way" * (
+    moves = f"{_plural(frame.moves_ended, 'channel')} moved" + f", {frame.moves_under_way} on the way" * (
         frame.moves_under_way > 0
     )
-    plans = f"ring version {frame.ring_version}, {frame.proposals} plans, {moves}, {frame.replicated} replicated"
+    plans = (
+        f"ring version {frame.ring_version}, {_plural(frame.proposals, 'plan')}, {moves}, {frame.replicated} replicated"
+    )
     return _panel(text, plans, lines=lines)
 
 

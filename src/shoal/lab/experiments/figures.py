@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from shoal.errors import ConfigError
+from shoal.extras import needed
 from shoal.lab.experiments.result import Drawing, Panel
 
 if TYPE_CHECKING:
@@ -28,10 +28,8 @@ MARKED_POINTS_MAX: Final = 40
 
 def draw(drawings: list[Drawing], out: Path) -> list[Path]:
     """Writes each drawing in all formats; returns the files."""
-    try:
+    with needed("a figure"):
         import matplotlib
-    except ImportError as error:
-        raise ConfigError("figures need matplotlib", do="pip install 'shoal[plots]'") from error
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.hashsalt": "shoal", "font.size": 9, "axes.spines.top": False})
     out.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,202 @@
+"""A report on any cluster, by its address: ring, leader, leases, moves and pins, and the load of the servers.
+
+Owns the report and its reading. Everything is asked at the same time, and each answer has `timeout_s`: one frozen
+process does not delay the report, and is named in it. Works with any login; what it may not read is None.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from shoal.balance.balancer_keys import PINS_PREFIX, STATE_KEY, BalancerState, decode
+from shoal.cluster.server_load import ServerLoad, measure_loads
+from shoal.coordination.interface import Coordinator, LeaseInfo
+from shoal.coordination.link import Address
+from shoal.errors import CoordinatorError, ShoalError
+from shoal.leader.keeper_shell import LEASES
+from shoal.plan.entry import Entry
+from shoal.plan.format import require_format
+from shoal.plan.keys import (
+    KEEPER_LEASE,
+    PLAN_PREFIX,
+    POOL_PREFIX,
+    PUBLIC_KEY,
+    RING_KEY,
+    entry_unit,
+    moves_prefix,
+    pool_server,
+    read_mark,
+)
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signature import Verifier
+from shoal.runtime import PRODUCTION
+
+T = TypeVar("T")
+
+
+class ServerReport(msgspec.Struct, frozen=True):
+    """A server: its place in the ring, its lease and its load. `trouble` is why there is no load."""
+
+    id: str
+    host: str
+    port: int
+    in_ring: bool
+    state: str
+    """Its pool state: home, guest, returned, freeing, drain, out or lost."""
+    lease: bool | None
+    """Whether its agent holds the lease; None if that is unknown."""
+    load: ServerLoad | None
+    trouble: str | None
+
+
+class ClusterReport(msgspec.Struct, frozen=True):
+    """A cluster at one moment. What the login may not read, or what did not answer, is None."""
+
+    coordinator: str
+    contact: bool
+    """Whether the coordinator answered."""
+    ring_version: int
+    leader: str | None
+    """The process that leads; None if there is none, or it is unknown."""
+    leases_known: bool
+    entries: int
+    moving: int
+    """Channels that are moving."""
+    requested: int | None
+    """Requested moves that have not ended."""
+    pinned: int | None
+    plan_under_way: str
+    """Digest of the balancer's plan under way."""
+    servers: tuple[ServerReport, ...]
+    outside: dict[str, str]
+    """Pool states of servers that are not in the ring, and whose addresses are not known."""
+    trouble: str | None
+
+    @property
+    def silent(self) -> tuple[str, ...]:
+        """What did not answer, by name."""
+        return (
+            *(() if self.contact else ("coordinator",)),
+            *(server.id for server in self.servers if server.trouble),
+        )
+
+    @property
+    def ready(self) -> bool:
+        """Whether the ring is led, all its servers answer, and none lacks its lease."""
+        led = self.leader is not None or not self.leases_known
+        in_ring = [server for server in self.servers if server.in_ring]
+        return bool(led and in_ring and not self.silent and all(server.lease is not False for server in in_ring))
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """The coordinator's part of a report."""
+
+    ring: Ring | None
+    entries: tuple[Entry, ...]
+    leases: dict[str, LeaseInfo] | None
+    leader: LeaseInfo | None
+    states: dict[str, str]
+    requested: int | None
+    pinned: int | None
+    under_way: str
+
+
+async def read_report(
+    address: Address,
+    key: bytes | None = None,
+    servers: Sequence[ServerAddress] = (),
+    *,
+    interval_s: float,
+    timeout_s: float,
+) -> ClusterReport:
+    """The report of a cluster. `key` verifies its plan; None means the key that the coordinator has. `servers` are
+    known to be there even if the coordinator does not answer; their load is measured without waiting for it."""
+    known = asyncio.ensure_future(measure_loads(servers, address, interval_s, timeout_s))
+    plan, trouble = None, None
+    try:
+        async with asyncio.timeout(timeout_s):
+            async with await PRODUCTION.coordinator(address.url, timeout_s) as coordinator:
+                plan = await _read_plan(coordinator, key)
+    except TimeoutError:
+        trouble = f"the coordinator at {address} does not answer within {timeout_s:g} s"
+    except ShoalError as error:
+        trouble = str(error)
+    ring = plan.ring if plan else None
+    measured = {server.id for server in servers}
+    others = [server for server in (ring.servers if ring else ()) if server.id not in measured]
+    loads = {**await measure_loads(others, address, interval_s, timeout_s), **await known}
+    everyone = {server.id: server for server in (*servers, *(ring.servers if ring else ()))}
+    if plan is not None and ring is None:
+        trouble = "the coordinator has no ring yet: start the servers' agents and a balancer"
+    return ClusterReport(
+        coordinator=str(address),
+        contact=plan is not None,
+        ring_version=ring.version if ring else 0,
+        leader=plan.leader.holder if plan and plan.leader else None,
+        leases_known=plan is not None and plan.leases is not None,
+        entries=len(plan.entries) if plan else 0,
+        moving=sum(entry.is_moving for entry in plan.entries) if plan else 0,
+        requested=plan.requested if plan else None,
+        pinned=plan.pinned if plan else None,
+        plan_under_way=plan.under_way if plan else "",
+        servers=tuple(_server(server, plan, loads[server.id]) for server in everyone.values()),
+        outside={server: state for server, state in (plan.states if plan else {}).items() if server not in everyone},
+        trouble=trouble,
+    )
+
+
+def _server(server: ServerAddress, plan: _Plan | None, load: ServerLoad | str) -> ServerReport:
+    ring = plan.ring if plan else None
+    here = ring is not None and server.id in ring.ids
+    home = "home" if ring is not None and server.id in ring.homes else "guest" if here else "-"
+    leases = plan.leases if plan else None
+    return ServerReport(
+        server.id,
+        server.host,
+        server.port,
+        here,
+        plan.states.get(server.id, home) if plan else "-",
+        None if leases is None else f"{LEASES}{server.id}" in leases,
+        load if isinstance(load, ServerLoad) else None,
+        load if isinstance(load, str) else None,
+    )
+
+
+async def _read_plan(coordinator: Coordinator, key: bytes | None) -> _Plan:
+    await require_format(coordinator)
+    stored = await coordinator.list(PLAN_PREFIX)
+    leases = await _allowed(coordinator.leases(LEASES))
+    leader = await _allowed(coordinator.lease_of(KEEPER_LEASE))
+    marks = await _allowed(coordinator.list(POOL_PREFIX))
+    requests = await _allowed(coordinator.list(moves_prefix()))
+    pins = await _allowed(coordinator.list(PINS_PREFIX))
+    state = await _allowed(coordinator.get(STATE_KEY))
+    public = key or (stored[PUBLIC_KEY].value if PUBLIC_KEY in stored else None)
+    ring: Ring | None = None
+    entries: tuple[Entry, ...] = ()
+    if public is not None and RING_KEY in stored:
+        verifier = Verifier(public)
+        ring = verifier.ring(stored[RING_KEY].value)
+        entries = tuple(verifier.entry(kept.value) for name, kept in stored.items() if entry_unit(name) is not None)
+    return _Plan(
+        ring,
+        entries,
+        leases,
+        leader,
+        {pool_server(name): read_mark(kept.value).value for name, kept in (marks or {}).items()},
+        None if requests is None else len(requests),
+        None if pins is None else len(pins),
+        decode(state.value, BalancerState).digest if state else "",
+    )
+
+
+async def _allowed(answer: Awaitable[T]) -> T | None:
+    """The answer; None if the login may not read it."""
+    try:
+        return await answer
+    except CoordinatorError:
+        return None
