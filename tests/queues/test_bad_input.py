@@ -25,8 +25,9 @@ from shoal.errors import (
     TooManyIdsError,
     TooManyKeysError,
 )
+from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.queue import NewMessage
-from shoal.queues.settings import ConsumerSettings, QueueSettings
+from shoal.queues.settings import ConsumerSettings
 
 
 async def test_an_unknown_queue_is_named_and_the_way_to_make_it(store: RedisServer) -> None:

@@ -12,9 +12,9 @@ from tests.support.redis_server import RedisServer
 
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
 from shoal.queues.queue import Queue, QueueContext
-from shoal.queues.settings import QueueSettings
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION
 
@@ -39,7 +39,7 @@ class StoreClient:
     async def _find(self, name: str) -> QueueEntry:
         settings = self.settings.get(name, QueueSettings())
         address = ServerAddress("q1", self._server.host, self._server.port)
-        return QueueEntry(name.encode(), 1, (address,), (0,) * settings.shards)
+        return QueueEntry(name.encode(), 1, 1, settings, (address,), (0,) * settings.shards)
 
     settings: ClassVar[dict[str, QueueSettings]] = {}
 

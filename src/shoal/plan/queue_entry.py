@@ -2,35 +2,37 @@
 
 Owns the record. A queue lives only where its entry says: without an entry there is no queue, because a home that a ring
 derives would strand stored messages when the ring changes. The keys of a queue are divided among its shards by hash;
-shards are what is placed. The version of the entry is the first half of every fencing token of the queue, so a change
-of the entry ends all tokens from before.
+shards are what is placed.
+
+The revision of an entry grows with every change. Its version stays the same as long as the queue exists: it is the
+first half of every fencing token, so a queue that was dropped and created again accepts no token from before.
 """
 
 from __future__ import annotations
 
 import zlib
-from typing import Final
 
 import msgspec
 
 from shoal.plan.kinds import QUEUE
+from shoal.plan.queue_settings import SHARDS_MAX, QueueSettings
 from shoal.plan.ring import ServerAddress
-
-SHARDS_MAX: Final = 256
 
 
 class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
     """The plan entry of one queue, the `unit`. `places` has the index of a store in `stores` for each shard."""
 
     unit: bytes
+    revision: int
     version: int
+    settings: QueueSettings
     stores: tuple[ServerAddress, ...]
     places: tuple[int, ...]
 
     @property
     def newness(self) -> int:
         """The revision by which entries of a queue are compared."""
-        return self.version
+        return self.revision
 
     @property
     def is_moving(self) -> bool:
@@ -39,8 +41,8 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
 
     @property
     def stage(self) -> int:
-        """Changes with the version only."""
-        return self.version
+        """Changes with the revision only."""
+        return self.revision
 
     def shard_of(self, key: bytes) -> int:
         """The shard of a key."""
@@ -50,8 +52,10 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
         """Raises ValueError if the entry is inconsistent."""
         if not 1 <= len(self.places) <= SHARDS_MAX:
             raise ValueError(f"a queue has 1 to {SHARDS_MAX} shards, not {len(self.places)}")
-        if self.version < 1:
-            raise ValueError("the version of a queue is at least 1")
+        if not 1 <= self.version <= self.revision:
+            raise ValueError("the version of a queue is at least 1 and at most the revision of its entry")
+        if self.settings.shards != len(self.places):
+            raise ValueError(f"a queue with {self.settings.shards} shards has {len(self.places)} places")
         if {*self.places} != {*range(len(self.stores))}:
             raise ValueError("the shards of a queue name a store that is not listed, or leave one out")
         if len({store.id for store in self.stores}) != len(self.stores):

@@ -9,7 +9,7 @@ one shell each. docs/protocol-queues.md has the layout, the rules and the reason
     producer.py         the producer's core: batches and their outcome
     consumer.py         the consumer's core: keys, jobs, turns
     assignment.py       which keys a consumer gives back
-    settings.py         the limits of a queue, and the settings of a consumer
+    settings.py         the settings of a consumer; the limits of a queue are in its plan entry
     message_format.py   a message as it is stored, and valid names
     store_link.py       the connection to a store
     script_loader.py    the Lua scripts that run on a store, and the rules in them

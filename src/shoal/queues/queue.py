@@ -18,13 +18,14 @@ from shoal.errors import AlreadyAcceptedError, ConnectError, QueueError, QueueUn
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.consumer import ConsumerCore
 from shoal.queues.consumer_shell import JobStream, TurnRunner
 from shoal.queues.job import FollowUp
 from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
 from shoal.queues.producer import Outgoing, ProducerCore
 from shoal.queues.script_loader import Scripts, load_scripts
-from shoal.queues.settings import ConsumerSettings, QueueSettings
+from shoal.queues.settings import ConsumerSettings
 from shoal.queues.store_link import PERMANENT, Login, StoreLink
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import Runtime

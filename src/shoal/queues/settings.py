@@ -1,93 +1,19 @@
-"""The limits of one queue, which the store enforces, and the settings of its consumers.
+"""The settings of a consumer, and the step of a queue's clock.
 
-Owns the two records. `QueueSettings` is stored with the queue, so all its producers and consumers meet the same limits.
-Limits of a client (batches, polls, timeouts) are in `shoal.limits`.
+Owns both. The limits of a queue, which the store enforces, are in `shoal.plan.queue_settings`: they are part of its
+plan entry. Limits of a client (batches, polls, timeouts) are in `shoal.limits`.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from shoal.errors import ConfigError
-from shoal.limits import MIB
-from shoal.plan.queue_entry import SHARDS_MAX
 
 CLOCK_STEP_S: Final = 1.0
 """The queue's clock advances by at most this much in a call (`CLOCK_STEP_MS_MAX` in the scripts)."""
-LEASE_S_MIN: Final = 4.0
-"""The shortest lease: two jumps of the store's clock must not end the lease of a consumer that polls."""
-
-
-class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a queue holds, remembers and allows."""
-
-    shards: int = 16
-    """Parts of the queue that can be placed on different stores. It cannot be changed later."""
-    messages_max: int = 1000
-    """Messages that the queue holds: waiting, delayed and in flight. Above it, `put` raises QueueFullError or waits."""
-    bytes_max: int = 256 * MIB
-    """The same in bytes."""
-    keys_max: int = 1_000_000
-    """Keys with messages. Above it, `put` of another key raises TooManyKeysError. Delayed messages are not counted."""
-    attempts_max: int = 3
-    """How often a message is started. After the last attempt it becomes a dead letter."""
-    dedupe_s: float = 300.0
-    """How long a message id is remembered, at least; at most twice as long."""
-    dedupe_ids_max: int = 100_000
-    """Message ids that are remembered. Above it, `put` of a message with an id raises TooManyIdsError."""
-    dead_max: int = 10_000
-    """Dead letters. Above it, a key whose head fails for the last time is halted."""
-    lease_s: float = 10.0
-    """How long a consumer keeps its keys without a sign of life."""
-    on_dead: Literal["continue", "halt"] = "continue"
-    """What a key does when its head becomes a dead letter: go on with the next message, or wait for an operator."""
-
-    def validate(self) -> None:
-        """Raises ConfigError if a value is impossible."""
-        if not 1 <= self.shards <= SHARDS_MAX:
-            raise ConfigError(f"shards is {self.shards}", do=f"give a number from 1 to {SHARDS_MAX}")
-        for name in ("messages_max", "bytes_max", "keys_max", "attempts_max", "dedupe_ids_max", "dead_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 1")
-        if self.lease_s < LEASE_S_MIN:
-            raise ConfigError(f"lease_s is {self.lease_s:g}", do=f"give at least {LEASE_S_MIN:g} seconds")
-        if self.dedupe_s < 1:
-            raise ConfigError(f"dedupe_s is {self.dedupe_s:g}", do="give at least one second")
-
-    def words(self, version: int, paused: bool = False) -> list[int]:
-        """The numbers of the queue's `conf` key, in the order of the scripts."""
-        return [
-            version,
-            self.shards,
-            self.messages_max,
-            self.bytes_max,
-            self.keys_max,
-            self.attempts_max,
-            round(self.dedupe_s * 1000),
-            self.dedupe_ids_max,
-            self.dead_max,
-            round(self.lease_s * 1000),
-            int(self.on_dead == "halt"),
-            int(paused),
-        ]
-
-    @classmethod
-    def from_words(cls, words: list[int]) -> QueueSettings:
-        """The settings in a queue's `conf` key."""
-        return cls(
-            shards=words[1],
-            messages_max=words[2],
-            bytes_max=words[3],
-            keys_max=words[4],
-            attempts_max=words[5],
-            dedupe_s=words[6] / 1000,
-            dedupe_ids_max=words[7],
-            dead_max=words[8],
-            lease_s=words[9] / 1000,
-            on_dead="halt" if words[10] else "continue",
-        )
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -36,6 +36,8 @@ QUIET_S: Final = 0.01
 """Pause after a batch without commands."""
 BEHIND_S_MAX: Final = 0.2
 """An attack that is further behind its pace does not catch up."""
+QUESTION_S_MAX: Final = 8.0
+"""How much longer an attack by false answers runs if no client has asked anything yet."""
 CONNECT_S_MAX: Final = 5.0
 SEND_S_MAX: Final = 5.0
 
@@ -133,13 +135,16 @@ class Attacker:
     def run(self, order: RunPhase) -> PhaseOver:
         """One phase. A connection that the server cuts is replaced."""
         attack, until = ATTACKS[order.attack], monotonic() + order.seconds
+        latest = until + QUESTION_S_MAX if attack.answers else until
         commands = size = refused = cut_off = 0
-        while monotonic() < until:
+        while monotonic() < (end := until if commands or cut_off else latest):
             client = RawClient(self._address, self._start)
             try:
-                for sent, sent_bytes in self._attack(client, attack, order.harmless, until):
+                for sent, sent_bytes in self._attack(client, attack, order.harmless, end):
                     commands += sent
                     size += sent_bytes
+                    if monotonic() >= until:
+                        break
             except OSError:
                 cut_off += 1
                 sleep(1 / attack.commands_per_s)

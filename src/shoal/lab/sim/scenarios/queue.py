@@ -35,6 +35,7 @@ from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import Process
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
 from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, WAKE_POLL
 from shoal.queues.consumer_shell import JobStream
@@ -43,7 +44,7 @@ from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import NewMessage, Queue, QueueContext
 from shoal.queues.script_loader import RULES
-from shoal.queues.settings import ConsumerSettings, QueueSettings
+from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START)
@@ -106,7 +107,9 @@ class QueueRun(Scenario):
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.rules = rules
         self.history = QueueHistory()
-        self.entry = QueueEntry(NAME.encode(), 1, (ServerAddress(STORE, STORE, 1),), (0,) * SETTINGS.shards)
+        self.entry = QueueEntry(
+            NAME.encode(), 1, 1, SETTINGS, (ServerAddress(STORE, STORE, 1),), (0,) * SETTINGS.shards
+        )
         self.created = False
         self.producing: set[str] = set()
         self.job_streams: list[JobStream] = []
