@@ -287,6 +287,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     queue_full_retry_s_max: float = 1.0
     """Longest such pause."""
 
+    queues_max: int = 10_000
+    """Queues of a cluster. Above it, agents refuse clients that ask for another one with QueueError. Operators can
+    create more.
+    """
+
+    queue_requests_at_once_max: int = 200
+    """Queues that an agent asks a leader to create for clients, at once. Above it, clients ask again later.
+    """
+
+    queue_requests_per_s_max: int = 50
+    """The same per second, on average."""
+
     queue_poll_s: float = 1.0
     """Longest time between two turns of a consumer. Jobs are pushed; this is the fallback."""
 

@@ -2,7 +2,8 @@
 
 Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
-(messages published on other servers) and `report_writer` (reports to the conductor).
+(messages published on other servers), `report_writer` (reports to the conductor) and `queue_requests` (queues that
+clients ask for).
 
     coordinator --plan, keys--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
@@ -35,6 +36,7 @@ from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.lease_keeper import LeaseKeeper
 from shoal.channels.agent.peers import PEER_PATTERN, Peers
+from shoal.channels.agent.queue_requests import write_queue_requests
 from shoal.channels.agent.report_writer import write_reports
 from shoal.coordination.interface import Change, Coordinator, Versioned
 from shoal.coordination.link import parse_address
@@ -51,7 +53,9 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
+from shoal.plan.kinds import QUEUE
 from shoal.plan.move_request import MoveReport
+from shoal.plan.queue_request import CreateQueue
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
@@ -127,6 +131,7 @@ class Agent:
         self._stored_key: bytes | None = None
         self._plan_moved = False
         self._report_changed = asyncio.Event()
+        self._queues_asked = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -165,6 +170,9 @@ class Agent:
                     self._take_report,
                     self._report_changed,
                     self._limits.heartbeat_interval_s,
+                ),
+                write_queue_requests(
+                    coordinator, self._take_queue_request, self._queue_request_written, self._queues_asked
                 ),
             )
 
@@ -259,6 +267,8 @@ class Agent:
             core.ring(value)
         elif (pattern := keys.recorded_pattern(key)) is not None:
             core.mark(pattern, value is not None)
+        elif (queue := keys.entry_unit(key, QUEUE)) is not None:
+            core.queue_requests.listed(queue, value is not None)
         elif (channel := keys.entry_unit(key)) is not None:
             if value is None:
                 core.forget_entry(channel)
@@ -292,6 +302,16 @@ class Agent:
             forward_links.flush()
         if session is not None and session.core.report_may_change:
             self._report_changed.set()
+        if session is not None and session.core.queue_requests:
+            self._queues_asked.set()
+
+    def _take_queue_request(self) -> CreateQueue | None:
+        return self._session.core.queue_requests.take() if self._session is not None else None
+
+    def _queue_request_written(self, name: bytes, error: str | None) -> None:
+        if self._session is not None:
+            self._session.core.queue_requests.written(name, error)
+            self._session.flush()
 
     def _take_report(self) -> MoveReport | None:
         return self._session.core.take_report() if self._session is not None else None
