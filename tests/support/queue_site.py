@@ -20,7 +20,8 @@ from tests.support.queue_store import StoreClient, store_server
 from tests.support.redis_server import RedisServer
 
 from shoal.coordination.redis import RedisCoordinator
-from shoal.plan.keys import entry_key, moves_prefix
+from shoal.errors import CoordinatorError
+from shoal.plan.keys import KEEPER_LEASE, entry_key, moves_prefix
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_request import ConfigureQueue, CreateQueue, DropQueue, QueueRequest, decode_queue_request
@@ -32,6 +33,7 @@ from shoal.rules import ALL_RULES
 
 SECRET = bytes(range(7, 39))
 POLL_S = 0.01
+LEASE_S = 300.0
 
 
 class QueueSite:
@@ -70,6 +72,7 @@ class QueueSite:
     async def leader(self) -> AsyncIterator[RedisCoordinator]:
         """Carries out requests until the end of the block."""
         async with await self._connect() as coordinator:
+            lease = await until(lambda: coordinator.acquire(KEEPER_LEASE, "leader", LEASE_S))
             task = asyncio.create_task(self._lead(coordinator))
             try:
                 yield coordinator
@@ -77,6 +80,8 @@ class QueueSite:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+                with contextlib.suppress(CoordinatorError):  # a test may have killed the coordinator
+                    await coordinator.release(lease)
 
     async def _lead(self, coordinator: RedisCoordinator) -> None:
         while True:
