@@ -53,13 +53,14 @@ class SituationRecord(msgspec.Struct, frozen=True):
 
 
 class PlannerRecord(msgspec.Struct, frozen=True):
-    """The input of one kind's planner besides the load window: the encoded entries and requests of its units, and the
-    number of requested hosts that had not reported."""
+    """The input of one kind's planner besides the load window: the encoded entries and requests of its units, the
+    number of requested hosts that had not reported, and the live hosts of its group."""
 
     kind: str
     entries: tuple[bytes, ...]
     requests: tuple[bytes, ...]
     adding: dict[str, int]
+    hosts: tuple[str, ...] = ()
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
@@ -187,6 +188,7 @@ def _planner_record(kind: str, given: PlannerInput) -> PlannerRecord:
         tuple(_encoder.encode(entry) for _, entry in sorted(units.entries.items())),
         tuple(encode_body(kind, request) for _, request in sorted(units.requests.items())),
         dict(given.adding),
+        tuple(sorted(units.hosts)),
     )
 
 
@@ -210,7 +212,11 @@ def _units_of(given: PlannerRecord, planner: Planner) -> Units:
     except (msgspec.DecodeError, ValueError) as error:
         raise PlanError(f"the entries of a record cannot be read: {error}") from error
     requests = [planner.read_request(data) for data in given.requests]
-    return Units({entry.unit: entry for entry in entries}, {request.unit: request for request in requests})
+    return Units(
+        {entry.unit: entry for entry in entries},
+        {request.unit: request for request in requests},
+        frozenset(given.hosts),
+    )
 
 
 # -- situations ----------------------------------------------------------------------------------------------
