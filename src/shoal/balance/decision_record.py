@@ -195,14 +195,14 @@ def _planner_record(kind: str, given: PlannerInput) -> PlannerRecord:
 def _replanned(record: DecisionRecord, registry: Registry) -> Iterator[UnitMove | HostsWanted]:
     """The changes of the planners, from their recorded inputs."""
     planners = {planner.kind: planner for planner in registry.planners}
+    if missing := [given.kind for given in record.planners if given.kind not in planners]:
+        raise PlanError(f"this process has no planner for {missing[0]}", do="use the Shoal that wrote the record")
     for given in record.planners:
-        planner = planners.get(given.kind)
-        if planner is None:
-            raise PlanError(f"this process has no planner for {given.kind}", do="use the Shoal that wrote the record")
         try:
             window = LoadWindow.from_bytes(record.window, registry.load)
         except ProtocolError as error:
             raise PlanError(f"the load window of a record cannot be read: {error}") from error
+        planner = planners[given.kind]
         yield from planner.plan(PlannerInput(window, _units_of(given, planner), given.adding))
 
 
