@@ -21,7 +21,7 @@ class QueueStatus(msgspec.Struct, frozen=True, array_like=True):
     newness: int
     """The newest entry (`QueueEntry.newness`) that the store has carried out; 0 if none."""
     trouble: str = ""
-    """Why the newest entry is not carried out; empty if it is, or is about to be."""
+    """Why the queue is not available, or its newest entry not carried out; empty if there is no obstacle."""
 
 
 class QueueReport(msgspec.Struct, frozen=True, array_like=True):

@@ -111,6 +111,7 @@ def in_force(case: QueueCase) -> bool:
         (report := case.reports.get(store.id)) is not None
         and (status := report.queues.get(entry.unit)) is not None
         and status.newness >= entry.newness
+        and not status.trouble
         for store in entry.stores
     )
 
