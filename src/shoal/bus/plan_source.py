@@ -37,7 +37,7 @@ from shoal.errors import (
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.format import read_ring_and_key
-from shoal.plan.keys import PUBLIC_KEY, entries_prefix, entry_key, entry_unit
+from shoal.plan.keys import PUBLIC_KEY, entries_prefix, entry_key
 from shoal.plan.kinds import QUEUE
 from shoal.plan.plan_copy import PLAN_COPY_KEY, PlanCopy, decode_copy
 from shoal.plan.recording_marks import recorded_patterns
@@ -150,14 +150,13 @@ class PlanSource:
 
         return await self._ask_places(ask)
 
-    async def queue_names(self) -> list[bytes]:
-        """Return the names of all queues, sorted. Only the coordinator knows them."""
+    async def queue_entries(self) -> list[bytes]:
+        """Return the signed entries of all queues. Only the coordinator knows them."""
 
         async def ask(url: str, address: Address) -> list[bytes]:
             async with await self._connect(url) as coordinator:
                 _require_plan(await coordinator.get(PUBLIC_KEY), address)
-                stored = await coordinator.list(entries_prefix(QUEUE))
-            return sorted(name for key in stored if (name := entry_unit(key, QUEUE)) is not None)
+                return [stored.value for stored in (await coordinator.list(entries_prefix(QUEUE))).values()]
 
         return await self._ask_places(ask)
 

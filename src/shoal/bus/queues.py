@@ -89,11 +89,18 @@ class BusQueues:
     async def names(self) -> list[str]:
         """Return the names of the cluster's queues, sorted."""
         try:
-            return [name.decode(errors="replace") for name in await self._source.queue_names()]
+            signed = await self._source.queue_entries()
         except CoordinatorError as error:
             raise QueueUnavailableError(
                 f"the queues cannot be listed: {error.what}", do="check `shoal status`"
             ) from error
+        entries = []
+        for data in signed:
+            try:
+                entries.append(self._verifier.line(data, QueueEntry))
+            except ForgedEntryError as error:
+                _log.error("entry of a queue not listed", why=str(error))
+        return sorted(entry.unit.decode() for entry in entries if not entry.dropped)
 
     # Where a queue lives
 
@@ -118,7 +125,7 @@ class BusQueues:
                     ) from error
                 await asyncio.sleep(backoff.next_delay_s())
                 continue
-            if entry is None:
+            if entry is None or entry.dropped:
                 self._entries.pop(name, None)
                 raise QueueNotFoundError(
                     f"there is no queue {name}", do=f"put something into it, or run `shoal queue create {name}`"

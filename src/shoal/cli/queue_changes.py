@@ -184,7 +184,7 @@ class Change:
         """Send the request; with `wait_s`, wait for it."""
         from shoal.plan.keys import KEEPER_LEASE, move_key
         from shoal.plan.kinds import QUEUE
-        from shoal.plan.queue_request import encode_queue_request
+        from shoal.plan.queue_request import CreateQueue, decode_queue_request, encode_queue_request
 
         self.entry = await self._read()
         if action == "created" and self.entry is not None:
@@ -199,7 +199,10 @@ class Change:
         try:
             await self._coordinator.put(key, encode_queue_request(request), expect=0)
         except ConflictError as error:
-            if action != "created":
+            before = await self._coordinator.get(key)
+            if before is not None and not (
+                action == "created" and isinstance(decode_queue_request(before.value), CreateQueue)
+            ):
                 raise QueueError(
                     f"another request about queue {self._name} is under way", do="wait a moment and try again"
                 ) from error
@@ -241,4 +244,5 @@ class Change:
             raise PlanError("the coordinator has no plan yet", do="start the cluster (shoal up)")
         if stored is None:
             return None
-        return Verifier(self._key or key.value).line(stored.value, QueueEntry)
+        entry = Verifier(self._key or key.value).line(stored.value, QueueEntry)
+        return None if entry.dropped else entry

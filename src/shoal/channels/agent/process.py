@@ -53,6 +53,7 @@ from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
 from shoal.plan.kinds import QUEUE
 from shoal.plan.move_request import encode_report
+from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_request import CreateQueue
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
@@ -240,7 +241,7 @@ class Agent:
         elif (pattern := keys.recorded_pattern(key)) is not None:
             core.mark(pattern, value is not None)
         elif (queue := keys.entry_unit(key, QUEUE)) is not None:
-            core.queue_requests.listed(queue, value is not None)
+            core.queue_requests.listed(queue, value is not None and self._is_queue(value))
         elif (channel := keys.entry_unit(key)) is not None:
             if value is None:
                 core.forget_entry(channel)
@@ -255,6 +256,14 @@ class Agent:
             if self._forward_links is not None:
                 self._forward_links.follow(ring)
         self._follow_soon(session)
+
+    def _is_queue(self, line: bytes) -> bool:
+        """Whether an entry is that of a queue that is not being dropped."""
+        try:
+            return not Verifier(self._key.result()).line(line, QueueEntry).dropped
+        except PlanError as error:
+            _log.error("plan entry of a queue forged", why=str(error))
+            return False
 
     def _follow_soon(self, session: ServerSession) -> None:
         if not self._plan_moved:
