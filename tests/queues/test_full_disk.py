@@ -30,6 +30,10 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
+def enlarge(disk: Path) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={4 * DISK_MIB}m", disk], check=True)
+
+
 async def put_until_refused(queue: Queue, confirmed: list[bytes]) -> None:
     for number in range(1000 * DISK_MIB):
         payload = b"%05d" % number + bytes(4000)
@@ -47,7 +51,7 @@ async def test_a_store_with_a_full_disk_confirms_nothing_and_loses_nothing(disk:
                 await put_until_refused(queue, confirmed)
             assert raised.value.do
             assert confirmed
-            await asyncio.to_thread(subprocess.run, ["mount", "-o", f"remount,size={4 * DISK_MIB}m", disk], check=True)
+            await asyncio.to_thread(enlarge, disk)
             await asyncio.to_thread(server.restart)
             stored = [message.payload[:5] for message in await queue.peek("k", 256)]
             assert stored == confirmed[: len(stored)]

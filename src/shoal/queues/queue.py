@@ -31,7 +31,7 @@ from shoal.queues.consumer_shell import JobStream, TurnRunner
 from shoal.queues.job import FollowUp
 from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
 from shoal.queues.producer import Outgoing, ProducerCore
-from shoal.queues.script_loader import Scripts, load_scripts
+from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
 from shoal.queues.store_link import PERMANENT, Login, StoreLink
 from shoal.rules import ALL_RULES, Rules
@@ -165,6 +165,8 @@ class Queue:
         self._waiters: dict[Outgoing, asyncio.Future[None]] = {}
         self._job_streams: list[JobStream] = []
         self._consumer_count = 0
+        self._left: list[asyncio.Task[None]] = []
+        """Links to stores that do not have the queue any more, while they close."""
         self._closed = False
 
     # Putting
@@ -267,7 +269,7 @@ class Queue:
                     pass
                 continue
             try:
-                letters, messages = await link.run(self._scripts.put, self._prefix, arguments)
+                letters, messages = await self._run(link, self._scripts.put, arguments)
                 decided = producer.answered(letters, messages, loop.time())
                 arguments = None
             except ShoalError as error:
@@ -315,7 +317,7 @@ class Queue:
             self._job_streams.append(jobs)
 
             async def run_turn(arguments: list[bytes]) -> list[Any]:
-                reply: list[Any] = await link.run(self._scripts.turn, self._prefix, arguments)
+                reply: list[Any] = await self._run(link, self._scripts.turn, arguments)
                 return reply
 
             return core, run_turn
@@ -469,6 +471,7 @@ class Queue:
             await asyncio.gather(self._sender, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
+        await asyncio.gather(*self._left)
 
     async def _drop_pages(self, operation: bytes) -> int:
         total = 0
@@ -484,7 +487,7 @@ class Queue:
         give_up_at = loop.time() + self._limits.connect_timeout_s
         while True:
             try:
-                return await link.run(self._scripts.admin, self._prefix, [*arguments])
+                return await self._run(link, self._scripts.admin, [*arguments])
             except PERMANENT:
                 raise
             except ConnectError as error:
@@ -493,6 +496,23 @@ class Queue:
                         f"the store of queue {self.name} does not answer ({error})", do="check `shoal status`"
                     ) from error
                 await asyncio.sleep(self._limits.reconnect_delay_s_min)
+
+    async def _run(self, link: StoreLink, script: Script, arguments: list[bytes]) -> Any:
+        """Run a script. If the queue was dropped, the next call looks for it again."""
+        try:
+            return await link.run(script, self._prefix, arguments)
+        except QueueNotFoundError as error:
+            if self._context.create is not None and link is self._link:
+                self._forget_place(error)
+            raise
+
+    def _forget_place(self, error: QueueNotFoundError) -> None:
+        assert self._link is not None
+        assert self._producer is not None
+        self._tell(self._producer.abandon(error))
+        self._left.append(asyncio.create_task(self._link.close()))
+        self._left = [task for task in self._left if not task.done()]
+        self._entry = self._link = self._producer = self._sender = None
 
     async def _find(self, create: bool) -> QueueEntry:
         try:
