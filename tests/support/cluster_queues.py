@@ -50,7 +50,7 @@ class ClusterQueues:
     async def ended(self, name: str, seconds: float = 60.0) -> None:
         """Waits until the request about a queue has ended."""
         async with asyncio.timeout(seconds):
-            while await self.coordinator.get(move_key(name.encode(), QUEUE)) is not None:
+            while await self.coordinator.get(move_key(name.encode(), QUEUE)) is not None:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
     async def create(self, name: str, **settings: Any) -> QueueEntry:

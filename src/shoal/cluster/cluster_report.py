@@ -108,7 +108,8 @@ class ClusterReport(msgspec.Struct, frozen=True):
         """What did not answer, by name."""
         return (
             *(() if self.contact else ("coordinator",)),
-            *(host.id for host in (*self.servers, *self.stores) if host.trouble),
+            *(server.id for server in self.servers if server.trouble),
+            *(store.id for store in self.stores if store.trouble),
         )
 
     @property
@@ -117,8 +118,8 @@ class ClusterReport(msgspec.Struct, frozen=True):
         used."""
         led = self.leader is not None or not self.leases_known
         in_ring = [server for server in self.servers if server.in_ring]
-        leases = all(host.lease is not False for host in (*in_ring, *self.stores))
-        return bool(led and in_ring and not self.silent and leases and not self.queues_unavailable)
+        leases = [*(server.lease for server in in_ring), *(store.lease for store in self.stores)]
+        return bool(led and in_ring and not self.silent and False not in leases and not self.queues_unavailable)
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -261,11 +262,8 @@ async def _read_plan(coordinator: Coordinator, key: bytes | None) -> _Plan:
         verifier = Verifier(public)
         ring = verifier.ring(stored[RING_KEY].value)
         entries = tuple(verifier.entry(kept.value) for name, kept in stored.items() if entry_unit(name) is not None)
-        queues = tuple(
-            verifier.line(kept.value, QueueEntry)
-            for name, kept in stored.items()
-            if entry_unit(name, QUEUE) is not None
-        )
+        lines = (kept.value for name, kept in stored.items() if entry_unit(name, QUEUE) is not None)
+        queues = tuple(verifier.line(line, QueueEntry) for line in lines)
     return _Plan(
         ring,
         entries,
