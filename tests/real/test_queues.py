@@ -20,8 +20,9 @@ from shoal.errors import (
     QueueUnavailableError,
 )
 from shoal.limits import DEFAULT_LIMITS
-from shoal.plan.keys import entry_key
+from shoal.plan.keys import entry_key, move_key
 from shoal.plan.kinds import QUEUE
+from shoal.plan.queue_request import DropQueue, encode_queue_request
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.signature import Signer
 
@@ -123,6 +124,21 @@ async def test_an_entry_that_the_cluster_has_not_signed_is_refused(
     with pytest.raises(ForgedEntryError, match="another queue"):
         await bus.queue("forged").put(b"1")
     await leader.delete(entry_key(b"forged", QUEUE))
+
+
+async def test_a_dropped_queue_ends_its_consumers_and_the_next_use_creates_it(
+    leader: RedisCoordinator, bus: shoal.Bus
+) -> None:
+    queue = bus.queue("doomed")
+    async with queue.take() as one, queue.take() as other:
+        await leader.put(move_key(b"doomed", QUEUE), encode_queue_request(DropQueue(b"doomed", "test")))
+        for jobs in (one, other):
+            with pytest.raises(QueueNotFoundError):
+                async with asyncio.timeout(30.0):
+                    await anext(jobs)
+    await queue.put(b"again")
+    async with queue.take() as jobs:
+        assert (await anext(jobs)).payload == b"again"
 
 
 async def test_closing_the_bus_returns_its_jobs(leader: RedisCoordinator, site: QueueSite, bus: shoal.Bus) -> None:

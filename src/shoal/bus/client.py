@@ -210,6 +210,8 @@ class Bus:
         try:
             if not quick:
                 await self.drain()
+                if self._queues is not None:
+                    await self._queues.drain()
         except BaseException:
             quick = True
             raise
@@ -344,8 +346,6 @@ class Bus:
         if not done:
             raise self._not_confirmed(shell, timeout_s)
         shell.refusals.raise_all()
-        if self._queues is not None:
-            await self._queues.drain()
 
     def _not_confirmed(self, shell: BusShell, timeout_s: float) -> NotConfirmedError:
         unconfirmed = shell.router.unconfirmed().items()

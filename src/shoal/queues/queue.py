@@ -394,7 +394,8 @@ class Queue:
         return await self._drop_pages(b"purge")
 
     async def drop(self) -> int:
-        """Drop the queue on its store, with its dead letters. Returns how many messages were dropped."""
+        """Drop the queue on its store, with its dead letters. Returns how many messages were dropped. Not for
+        applications: `shoal queue drop` also removes it from the plan."""
         return await self._drop_pages(b"drop")
 
     async def pause(self) -> None:
@@ -406,7 +407,8 @@ class Queue:
         await self._admin(b"pause", b"0")
 
     async def configure(self, settings: QueueSettings) -> None:
-        """Replace the limits of the queue. The number of shards cannot be changed."""
+        """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
+        `shoal queue configure` also changes the plan."""
         settings.validate()
         current = (await self.stats()).settings
         if settings.shards != current.shards:
@@ -499,10 +501,12 @@ class Queue:
 
     async def _run(self, link: StoreLink, script: Script, arguments: list[bytes]) -> Any:
         """Run a script. If the queue was dropped, the next call looks for it again."""
+        if link is not self._link:
+            raise QueueNotFoundError(f"queue {self.name} was dropped", do="use it again; the first put creates it")
         try:
             return await link.run(script, self._prefix, arguments)
         except QueueNotFoundError as error:
-            if self._context.create is not None and link is self._link:
+            if self._context.create is not None and link is self._link:  # another call may have found out too
                 self._forget_place(error)
             raise
 
@@ -522,10 +526,10 @@ class Queue:
                 raise
             return await self._context.create(self.name, None)
 
-    async def _made(self, link: StoreLink) -> None:
+    async def _made(self, link: StoreLink, limit_s: float) -> None:
         """Wait until the store has a queue whose entry is new: its agent makes it."""
         loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + self._limits.queue_put_timeout_s
+        give_up_at = loop.time() + limit_s
         while True:
             try:
                 await link.run(self._scripts.admin, self._prefix, [b"stats"])
@@ -557,8 +561,9 @@ class Queue:
                     entry.stores[0], context.login, name, self._limits, context.runtime, self._connection_lost
                 )
                 if context.create is not None:
+                    limits = self._limits
                     try:
-                        await self._made(link)
+                        await self._made(link, limits.queue_put_timeout_s if create else limits.connect_timeout_s)
                     except BaseException:
                         await link.close()
                         raise
