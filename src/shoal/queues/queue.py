@@ -14,7 +14,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from shoal.errors import AlreadyAcceptedError, ConnectError, QueueError, QueueUnavailableError, ShoalError
+from shoal.errors import (
+    AlreadyAcceptedError,
+    ConnectError,
+    QueueError,
+    QueueNotFoundError,
+    QueueUnavailableError,
+    ShoalError,
+)
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry
@@ -132,6 +139,8 @@ class QueueContext:
     find: Callable[[str], Awaitable[QueueEntry]]
     """Reads the entry of a queue; QueueNotFoundError if there is none."""
     rules: Rules = ALL_RULES
+    create: Callable[[str, QueueSettings | None], Awaitable[QueueEntry]] | None = None
+    """Has a queue created if there is none, and returns its entry. None: `Queue.create` makes it on its store."""
 
 
 class Queue:
@@ -208,7 +217,7 @@ class Queue:
             raise ValueError(f'full is "raise" or "wait", not {full!r}')
         give_up_at = asyncio.get_running_loop().time() + self._limits.queue_put_timeout_s
         encoded = [self._encode(message) for message in messages]
-        entry, _, producer = await self._open()
+        entry, _, producer = await self._open(create=True)
         outgoing = [
             Outgoing(entry.shard_of(key), key, id, delay_ms, body, full == "wait", give_up_at)
             for key, id, delay_ms, body in encoded
@@ -295,7 +304,7 @@ class Queue:
         chosen.validate()
 
         async def start(jobs: JobStream) -> tuple[ConsumerCore, TurnRunner]:
-            entry, link, _ = await self._open()
+            entry, link, _ = await self._open(create=True)
             stored = (await self.stats()).settings
             self._consumer_count += 1
             name = b"%016x-%x" % (self._number, self._consumer_count)
@@ -404,9 +413,18 @@ class Queue:
         await self._admin(b"configure", *(b"%d" % word for word in settings.words(entry.version)))
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
-        """Make the queue on the store of its entry. Returns False if it was there already. Not for applications."""
+        """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
+        `put` or `take` creates it too, with the default settings."""
         chosen = settings or QueueSettings()
         chosen.validate()
+        if self._context.create is not None:
+            try:
+                await self._open()
+            except QueueNotFoundError:
+                await self._context.create(self.name, chosen)
+                await self._open()
+                return True
+            return False
         entry, _, _ = await self._open()
         made = await self._admin(b"create", *(b"%d" % word for word in chosen.words(entry.version)))
         return bool(made)
@@ -430,6 +448,11 @@ class Queue:
         raw = check_key(key)
         entry, _, _ = await self._open()
         return bool(await self._admin(b"release", b"%d" % entry.shard_of(raw), raw))
+
+    async def drain(self) -> None:
+        """Wait until the store has answered every `put`."""
+        if self._waiters:
+            await asyncio.wait([*self._waiters.values()])
 
     async def aclose(self) -> None:
         """Leave with all consumers, then end the connection. Messages that `put` still waits for fail."""
@@ -471,23 +494,55 @@ class Queue:
                     ) from error
                 await asyncio.sleep(self._limits.reconnect_delay_s_min)
 
-    async def _open(self) -> tuple[QueueEntry, StoreLink, ProducerCore]:
+    async def _find(self, create: bool) -> QueueEntry:
+        try:
+            return await self._context.find(self.name)
+        except QueueNotFoundError:
+            if not create or self._context.create is None:
+                raise
+            return await self._context.create(self.name, None)
+
+    async def _made(self, link: StoreLink) -> None:
+        """Wait until the store has a queue whose entry is new: its agent makes it."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._limits.queue_put_timeout_s
+        while True:
+            try:
+                await link.run(self._scripts.admin, self._prefix, [b"stats"])
+                return
+            except (QueueNotFoundError, ConnectError) as error:
+                if isinstance(error, PERMANENT):
+                    raise
+                if loop.time() >= give_up_at:
+                    raise QueueUnavailableError(
+                        f"store {link.address.id} does not have queue {self.name} yet ({error})",
+                        do="check `shoal status`: the store and its agent must run; nothing was stored",
+                    ) from error
+            await asyncio.sleep(self._limits.reconnect_delay_s_min)
+
+    async def _open(self, create: bool = False) -> tuple[QueueEntry, StoreLink, ProducerCore]:
         if self._closed:
             raise QueueError("the queue is closed", do="open a new bus")
         async with self._opening:
             if self._entry is None or self._link is None or self._producer is None:
                 context = self._context
-                entry = await context.find(self.name)
+                entry = await self._find(create)
                 if len(entry.stores) != 1:
                     raise QueueUnavailableError(
                         f"queue {self.name} is on {len(entry.stores)} stores, and this version of Shoal knows one",
                         do="upgrade this process",
                     )
-                self._entry = entry
                 name = f"shoal-queue:{self._number:016x}"
-                self._link = StoreLink(
+                link = StoreLink(
                     entry.stores[0], context.login, name, self._limits, context.runtime, self._connection_lost
                 )
+                if context.create is not None:
+                    try:
+                        await self._made(link)
+                    except BaseException:
+                        await link.close()
+                        raise
+                self._entry, self._link = entry, link
                 producer = b"%016x" % self._number
                 self._producer = ProducerCore(self.name, producer, entry.version, self._limits, context.rules)
             return self._entry, self._link, self._producer

@@ -2,7 +2,8 @@
 
 Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
-(messages published on other servers) and `report_writer` (reports to the conductor).
+(messages published on other servers), `report_writer` (reports to the conductor) and `queue_requests` (queues that
+clients ask for).
 
     coordinator --plan, keys--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
@@ -26,23 +27,22 @@ import gc
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from shoal.agents.coordinator_access import first_of, reach_coordinator, reconnect_backoff, watch_keys
+from shoal.agents.lease_keeper import LeaseKeeper
+from shoal.agents.report_writer import write_reports
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.forward_links import ForwardLinks
-from shoal.channels.agent.lease_keeper import LeaseKeeper
 from shoal.channels.agent.peers import PEER_PATTERN, Peers
-from shoal.channels.agent.report_writer import write_reports
-from shoal.coordination.interface import Change, Coordinator, Versioned
+from shoal.channels.agent.queue_requests import write_queue_requests
+from shoal.coordination.interface import Change, Versioned
 from shoal.coordination.link import parse_address
 from shoal.errors import (
     ConnectError,
-    CoordinatorError,
-    CoordinatorUnavailableError,
-    DataLostError,
     PlanError,
     ProtocolError,
 )
@@ -51,7 +51,10 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.move_request import MoveReport
+from shoal.plan.kinds import QUEUE
+from shoal.plan.move_request import encode_report
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_request import CreateQueue
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
@@ -127,6 +130,7 @@ class Agent:
         self._stored_key: bytes | None = None
         self._plan_moved = False
         self._report_changed = asyncio.Event()
+        self._queues_asked = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -145,7 +149,7 @@ class Agent:
             stack.callback(loaded.cancel)
             if self._options.metrics_port:
                 self._start_metrics(stack)
-            coordinator = await self._reach_coordinator()
+            coordinator = await reach_coordinator(self._runtime, self._options.url, self._limits)
             stack.push_async_callback(coordinator.close)
             stack.push_async_callback(self._peers.close)
             stack.push_async_callback(self._close_forward_links)
@@ -154,17 +158,21 @@ class Agent:
                 coordinator, self._address, holder, self._limits, self, self._answers, self._is_connected
             )
             stack.push_async_callback(lease_keeper.leave)
-            await _first_of(
+            retry_s = self._limits.heartbeat_interval_s
+            await first_of(
                 lease_keeper.run(),
-                self._watch(coordinator, keys.PLAN_PREFIX, self._plan_changed),
-                self._watch(coordinator, keys.AGENT_SECRETS_PREFIX, self._secret_changed),
+                watch_keys(coordinator, keys.PLAN_PREFIX, self._plan_changed, retry_s),
+                watch_keys(coordinator, keys.AGENT_SECRETS_PREFIX, self._secret_changed, retry_s),
                 self._keep_session(lease_keeper, loaded),
                 write_reports(
                     coordinator,
-                    self._address.id,
+                    keys.report_key(self._address.id),
                     self._take_report,
                     self._report_changed,
-                    self._limits.heartbeat_interval_s,
+                    retry_s,
+                ),
+                write_queue_requests(
+                    coordinator, self._take_queue_request, self._queue_request_written, self._queues_asked
                 ),
             )
 
@@ -180,33 +188,6 @@ class Agent:
             await self._forward_links.close()
 
     # The coordinator
-
-    async def _reach_coordinator(self) -> Coordinator:
-        backoff = self._backoff()
-        complained = False
-        while True:
-            try:
-                return await self._runtime.coordinator(self._options.url, self._limits.server_lease_s / 3)
-            except CoordinatorUnavailableError as error:
-                if not complained:
-                    _log.warning("coordinator not reachable", why=str(error))
-                complained = True
-                await asyncio.sleep(backoff.next_delay_s())
-
-    async def _watch(self, coordinator: Coordinator, prefix: str, changed: Callable[[Change], None]) -> None:
-        while True:
-            try:
-                async with contextlib.aclosing(coordinator.watch(prefix)) as changes:
-                    async for change in changes:
-                        changed(change)
-            except DataLostError as error:
-                _log.error(
-                    "coordinator data lost; recording marks and entries stay in use", why=error.what, do=error.do
-                )
-                await asyncio.sleep(self._limits.heartbeat_interval_s)
-            except CoordinatorError as error:
-                _log.warning("watch failed", keys=prefix, why=str(error))
-                await asyncio.sleep(self._limits.heartbeat_interval_s)
 
     def _secret_changed(self, change: Change) -> None:
         """The secret that all agents share: a new generation, or the end of one."""
@@ -259,6 +240,8 @@ class Agent:
             core.ring(value)
         elif (pattern := keys.recorded_pattern(key)) is not None:
             core.mark(pattern, value is not None)
+        elif (queue := keys.entry_unit(key, QUEUE)) is not None:
+            core.queue_requests.listed(queue, value is not None and self._is_queue(value))
         elif (channel := keys.entry_unit(key)) is not None:
             if value is None:
                 core.forget_entry(channel)
@@ -273,6 +256,14 @@ class Agent:
             if self._forward_links is not None:
                 self._forward_links.follow(ring)
         self._follow_soon(session)
+
+    def _is_queue(self, line: bytes) -> bool:
+        """Whether an entry is that of a queue that is not being dropped."""
+        try:
+            return not Verifier(self._key.result()).line(line, QueueEntry).dropped
+        except PlanError as error:
+            _log.error("plan entry of a queue forged", why=str(error))
+            return False
 
     def _follow_soon(self, session: ServerSession) -> None:
         if not self._plan_moved:
@@ -292,9 +283,20 @@ class Agent:
             forward_links.flush()
         if session is not None and session.core.report_may_change:
             self._report_changed.set()
+        if session is not None and session.core.queue_requests:
+            self._queues_asked.set()
 
-    def _take_report(self) -> MoveReport | None:
-        return self._session.core.take_report() if self._session is not None else None
+    def _take_queue_request(self) -> CreateQueue | None:
+        return self._session.core.queue_requests.take() if self._session is not None else None
+
+    def _queue_request_written(self, name: bytes, error: str | None) -> None:
+        if self._session is not None:
+            self._session.core.queue_requests.written(name, error)
+            self._session.flush()
+
+    def _take_report(self) -> bytes | None:
+        report = self._session.core.take_report() if self._session is not None else None
+        return None if report is None else encode_report(report)
 
     # The coordinator's answers about the lease (see `lease_keeper.Verdicts`)
 
@@ -347,7 +349,7 @@ class Agent:
 
     async def _keep_session(self, lease_keeper: LeaseKeeper, loaded: asyncio.Future[None]) -> None:
         """Keeps a connection to the server and hands it to the core."""
-        backoff = self._backoff()
+        backoff = reconnect_backoff(self._limits, self._runtime)
         while True:
             connection, run_id = await self._open(backoff)
             self._opened_at = self._loop.time()
@@ -445,13 +447,6 @@ class Agent:
         self._plan.clear()
         return session
 
-    def _backoff(self) -> Backoff:
-        return Backoff(
-            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
-            random=self._random,
-        )
-
 
 def run_agent(options: AgentOptions) -> None:
     """Runs an agent on uvloop until SIGTERM or SIGINT."""
@@ -470,7 +465,7 @@ def run_agent(options: AgentOptions) -> None:
 
         compiling = asyncio.ensure_future(_compile_loops(loaded))
         try:
-            await _first_of(Agent(options, PRODUCTION).work(load), ended.wait())
+            await first_of(Agent(options, PRODUCTION).work(load), ended.wait())
         finally:
             compiling.cancel()
         _log.info("agent stopped", server=options.address.id)
@@ -534,16 +529,3 @@ async def _load_in_thread() -> None:
 
     threading.Thread(target=work, name="load", daemon=True).start()
     await done
-
-
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all coroutines until one ends or fails; the others are cancelled and awaited."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()
