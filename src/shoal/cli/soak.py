@@ -1,7 +1,8 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
 Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round`,
-`shoal.lab.soak.hostile_round`, `shoal.lab.soak.redis_round` and `shoal.lab.soak.pipeline_round`.
+`shoal.lab.soak.hostile_round`, `shoal.lab.soak.redis_round`, `shoal.lab.soak.pipeline_round` and
+`shoal.lab.soak.queue_round`.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from shoal import logs
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from shoal.lab.soak.balancer_round import BalancedOptions
     from shoal.lab.soak.hostile_round import HostileOptions
     from shoal.lab.soak.outcome import BaseOutcome, SoakOptions
+    from shoal.lab.soak.queue_round import QueueSoakOptions
     from shoal.lab.soak.rounds import RoundProgress, Tell
 
 SERVERS_MAX = 64
@@ -37,7 +39,11 @@ SECONDS = {
     "hostile": 60.0,
     "redis": 40.0,
     "pipeline": 90.0,
+    "queue": 90.0,
 }
+QUEUE_OPTIONS = {"consumers": (8, 1, 64), "keys": (200, 1, 100_000), "kills": (40, 0, 1000)}
+"""Options of `soak queue`: default, least and most."""
+QUEUE_MOVES_MAX = 1000
 HOSTILE_SERVERS = 2
 HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
@@ -71,7 +77,10 @@ def register(subparsers: Subparsers) -> None:
         "redis: redis-py's client and shoal.redis make the same calls while their server is frozen and while their\n"
         "cluster is dead. Calls must end in the same way, and dropped subscribers must not stay subscribed.\n"
         "pipeline: Spark reads recorded channels into Parquet, event-time windows and an archive while channels move,\n"
-        "a server joins, the driver is killed and a server is killed. Nothing owed may be missing, doubled or late.",
+        "a server joins, the driver is killed and a server is killed. Nothing owed may be missing, doubled or late.\n"
+        "queue: consumers, producers, store agents and the store are killed while a queue is used; with --moves its\n"
+        "shards move between two stores. Every accepted message must be processed, in order per key, by one\n"
+        "consumer at a time, and only those of killed consumers may come twice.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -83,7 +92,9 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak hostile --seconds 60 --json\n"
         "shoal soak hostile --attack hellos --attack large --seconds 20\n"
         "shoal soak redis --json\n"
-        "shoal soak pipeline --seconds 90 --json",
+        "shoal soak pipeline --seconds 90 --json\n"
+        "shoal soak queue --consumers 8 --keys 200 --kills 40 --seconds 90 --json\n"
+        "shoal soak queue --moves 20 --seconds 60",
     )
     parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
     parser.add_argument(
@@ -106,8 +117,10 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--to", type=int, metavar="N", help=f"scale-out: maximum number of servers (default {SCALE_OUT_TO})"
     )
-    parser.add_argument("--moves", type=int, metavar="N", help=f"moves: number of moves (default {MOVES})")
+    parser.add_argument("--moves", type=int, metavar="N", help=f"moves, queue: number of moves (default {MOVES}, 0)")
     parser.add_argument("--burst", type=int, metavar="N", help="moves: move this many channels at once instead")
+    for name, (default, _, _) in QUEUE_OPTIONS.items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"queue: number of {name} (default {default})")
     parser.add_argument(
         "--attack", action="append", metavar="NAME", help="hostile: run only this attack; may be repeated (default all)"
     )
@@ -163,6 +176,12 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
         seconds = _checked_seconds(args)
         pipeline = PipelineSoakOptions(seconds=seconds, seed=args.seed, limits=args.settings.limits)
         return lambda tell: asyncio.run(run_pipeline(pipeline, tell))
+    if args.protocol == "queue":
+        from shoal.lab.soak.queue_round import run_queue
+
+        queue = _queue_options(args)
+        return lambda tell: asyncio.run(run_queue(queue, tell))
+    _refuse(args, QUEUE_OPTIONS)
     if args.attack:
         raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
     args.servers = 4 if args.servers is None else args.servers
@@ -183,9 +202,15 @@ def _seconds(args: argparse.Namespace) -> float:
 
 def _refuse_others(args: argparse.Namespace, keep: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for options of other soaks; `keep` names those of this one."""
-    load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack")
-    for name in (*load, "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze"):
-        if getattr(args, name) and name not in keep:
+    load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack", *QUEUE_OPTIONS)
+    others = (*load, "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze")
+    _refuse(args, [name for name in others if name not in keep])
+
+
+def _refuse(args: argparse.Namespace, names: Iterable[str]) -> None:
+    """Raise ConfigError if one of these options was given."""
+    for name in names:
+        if getattr(args, name):
             flag = f"--{name.replace('_', '-')}"
             raise ConfigError(f"{flag} does not apply to `shoal soak {args.protocol}`", do="omit it")
 
@@ -194,10 +219,7 @@ def _hostile_options(args: argparse.Namespace) -> HostileOptions:
     from shoal.lab.soak.attacks import ATTACKS
     from shoal.lab.soak.hostile_round import HostileOptions
 
-    for name in ("to", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator"):
-        if getattr(args, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} does not apply to `shoal soak hostile`", do="omit it")
+    _refuse(args, ("to", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", *QUEUE_OPTIONS))
     servers = HOSTILE_SERVERS if args.servers is None else args.servers
     if not 1 <= servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {SERVERS_MAX}")
@@ -213,6 +235,20 @@ def _hostile_options(args: argparse.Namespace) -> HostileOptions:
         seed=args.seed,
         limits=args.settings.limits,
     )
+
+
+def _queue_options(args: argparse.Namespace) -> QueueSoakOptions:
+    from shoal.lab.soak.queue_round import QueueSoakOptions
+
+    _refuse_others(args, keep=("seconds", "moves", *QUEUE_OPTIONS))
+    chosen = {}
+    limits = {**QUEUE_OPTIONS, "moves": (0, 0, QUEUE_MOVES_MAX)}
+    for name, (default, least, most) in limits.items():
+        given = getattr(args, name)
+        chosen[name] = default if given is None else given
+        if not least <= chosen[name] <= most:
+            raise ConfigError(f"--{name} is {chosen[name]}", do=f"give a number from {least} to {most}")
+    return QueueSoakOptions(**chosen, seconds=_checked_seconds(args), seed=args.seed, limits=args.settings.limits)
 
 
 def _subscribers(args: argparse.Namespace, default: int) -> int:
@@ -235,10 +271,7 @@ def _balanced_options(args: argparse.Namespace) -> BalancedOptions:
     from shoal.lab.soak.balancer_round import BalancedOptions, SurgeScenario
 
     others = ("subscribers", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", "freeze", "tls")
-    for name in others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"):
-        if getattr(args, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise ConfigError(f"{flag} does not apply to `shoal soak {args.protocol}`", do="omit it")
+    _refuse(args, others if args.protocol == SurgeScenario.SCALE_OUT else (*others, "to"))
     if not 2 <= args.servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {args.servers}", do=f"give a number from 2 to {SERVERS_MAX}")
     most = args.servers
@@ -354,6 +387,8 @@ def _text(facts: dict[str, Any]) -> str:
             rows |= _hostile_rows(facts)
         case "pipeline":
             rows |= _pipeline_rows(facts)
+        case "queue":
+            rows |= _queue_rows(facts)
         case _:
             rows |= _balance_rows(facts) | _fate_rows(facts)
     rows["violations"] = f"{facts['violation_count']}"
@@ -394,6 +429,18 @@ def _hostile_rows(facts: dict[str, Any]) -> dict[str, str]:
         "agents": f"at most {facts['agent_rss_mb_max']} MB above idle",
         "p99": f"{p99['hostile']} ms during attacks, {p99['harmless']} ms with harmless traffic: {p99['ratio']} times",
         "goals missed": "; ".join(facts["goals_missed"]) or "none",
+    }
+
+
+def _queue_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """Rows for a run with a queue."""
+    taken = "no messages were taken over"
+    if facts["takeovers"]:
+        taken = f"median {facts['takeover_ms']:,.0f} ms, at most {facts['takeover_ms_max']:,.0f} ms"
+    return {
+        "overlapped": f"{facts['overlapped']}",
+        "came again": f"{facts['repeated']}, {facts['unexplained_duplicates']} without a reason",
+        "taken over": f"{facts['takeovers']} messages of killed consumers: {taken}",
     }
 
 
