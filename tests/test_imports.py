@@ -34,6 +34,8 @@ LAYERS: Final = (
     ("leader",),  # the process that decides
     ("pipeline",),
     ("shoal",),  # the package itself: the names that `import shoal` offers
+    ("testing",),  # for tests of applications: queues without a server
+    ("workers",),  # decorated handlers of queues, on a bus
     ("redis",),
     ("bus",),
     ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
@@ -226,7 +228,18 @@ def test_an_indirect_import_of_channels_is_reported(tmp_path: Path) -> None:
 
 # What comes from the runtime
 
-SHELLS_AND_CORES: Final = ("bus", "channels", "queues", "leader", "coordination", "wire", "plan", "balance", "load")
+SHELLS_AND_CORES: Final = (
+    "workers",
+    "bus",
+    "channels",
+    "queues",
+    "leader",
+    "coordination",
+    "wire",
+    "plan",
+    "balance",
+    "load",
+)
 
 SURROUNDINGS: Final = {
     "time": "take the time from the caller, the event loop or Runtime.wall",
