@@ -35,6 +35,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "sub": ("channels", "print the messages of channels"),
     "channels": ("recording", "list, start and stop recorded channels"),
     "history": ("history", "print the recorded messages of a channel"),
+    "worker": ("worker", "run the workers of an application"),
     "top": ("top", "show live load by server and channel, and the balancer's actions"),
     "agent": ("agent", "run the agent of one server"),
     "balancer": ("balancer", "run a balancer: it maintains the ring, moves channels, and adds and removes servers"),

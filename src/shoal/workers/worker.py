@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shoal.errors import ConfigError, DeadLettersFullError, JobLostError, ShoalError
+from shoal.errors import ConfigError, DeadLettersFullError, JobLostError
 from shoal.logs import get_log
 from shoal.metrics import counter, gauge, histogram
 from shoal.queues.consumer import JobCore
@@ -316,7 +316,7 @@ class WorkerRun:
                     await job.done()
                 except JobLostError:
                     raise
-                except ShoalError as failed:  # a follow-up was refused
+                except Exception as failed:  # a follow-up was refused, or cannot be encoded
                     error = failed
                 else:
                     self._note("done")
