@@ -20,6 +20,8 @@ from shoal.queues.job import Job
 from shoal.queues.queue import NewMessage
 from shoal.workers.worker import CallNext, WorkerStatistics
 
+pytestmark = pytest.mark.real
+
 SOON = shoal.Backoff(0.2, 0.2, jitter=0)
 PAST_SOON_S = 0.3
 

@@ -29,8 +29,8 @@ KILL_S: Final = 15.0
 """How long after the grace period a process that has not ended is killed."""
 
 
-def run_processes(args: argparse.Namespace) -> tuple[dict[str, Any], bool]:
-    """Run until a signal. Return the facts of all processes together, and whether they could not start."""
+def run_processes(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Run until a signal. Return the facts of all processes together; None if they could not start."""
     return asyncio.run(_Processes(args).run())
 
 
@@ -43,7 +43,7 @@ class _Processes:
         self._summaries: list[dict[str, Any]] = []
         self._restarts = 0
 
-    async def run(self) -> tuple[dict[str, Any], bool]:
+    async def run(self) -> dict[str, Any] | None:
         started_at = time.monotonic()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -56,7 +56,7 @@ class _Processes:
             for process in self._running.values():
                 _end(process, signal.SIGKILL)
             await asyncio.wait(late)
-        return self._facts(time.monotonic() - started_at), self._failed
+        return None if self._failed else self._facts(time.monotonic() - started_at)
 
     def _signalled(self) -> None:
         """Pass a signal on: the first one ends processes gracefully, the second one at once."""

@@ -157,6 +157,7 @@ class WorkerRun:
         self._busy: dict[bytes, asyncio.Future[None]] = {}
         """The last handler of each key that has one."""
         self._returning = False
+        self._abandoned = False
         self._log = _log.bind(queue=worker.queue)
         self._running = _RUNNING.labels(worker.queue)
         self._duration = _DURATION.labels(worker.queue)
@@ -205,11 +206,12 @@ class WorkerRun:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=CANCEL_S)
+        self._abandoned = bool(self._tasks)
         if self._threads is not None:
             self._threads.close()
         if self._stream is None:
             return
-        if self._tasks:
+        if self._abandoned:
             self._log.warning("handlers still run, and their keys wait for the end of the lease", jobs=len(self._tasks))
             await self._stream.abandon()
         else:
@@ -245,7 +247,7 @@ class WorkerRun:
         except asyncio.CancelledError:
             if job.lost:
                 self._note("lost")
-            elif not _has_ended(job):
+            elif not _has_ended(job) and not self._abandoned:
                 self._note("returned")
                 self._log.info("job given back", job=job.number, attempt=job.attempt)
         except Exception as error:
