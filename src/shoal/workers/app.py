@@ -62,6 +62,8 @@ class App:
         self._connect: Connect = connect or cast(Connect, lambda: connect_bus(address))
         self._middleware: list[Middleware] = []
         self._source: QueueSource | None = None
+        self._owned: QueueSource | None = None
+        """The bus that `queue(...).put` has opened."""
         self._opened = AsyncExitStack()
         self._opening: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -125,7 +127,9 @@ class App:
 
     async def aclose(self) -> None:
         """End the connection that `queue(...).put` has opened."""
-        self._source = None
+        if self._owned is not None and self._source is self._owned:
+            self._source = None
+        self._owned = None
         await self._opened.aclose()
 
     async def __aenter__(self) -> Self:
@@ -140,7 +144,7 @@ class App:
             self._opening = asyncio.Lock()
         async with self._opening:
             if self._source is None:
-                self._source = await self._opened.enter_async_context(self._connect())
+                self._source = self._owned = await self._opened.enter_async_context(self._connect())
             return self._source
 
     # Running
