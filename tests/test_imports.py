@@ -34,6 +34,8 @@ LAYERS: Final = (
     ("leader",),  # the process that decides
     ("pipeline",),
     ("shoal",),  # the package itself: the names that `import shoal` offers
+    ("testing",),  # for tests of applications: queues without a server
+    ("workers",),  # decorated handlers of queues, on a bus
     ("redis",),
     ("bus",),
     ("history",),  # recorded messages: buses join them to live ones, jobs archive them, commands show them
@@ -232,6 +234,7 @@ SHELLS_AND_CORES: Final = (
     "channels",
     "queues",
     "agents",
+    "workers",
     "leader",
     "coordination",
     "wire",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 from shoal.version import __version__
 
 if TYPE_CHECKING:
-    from shoal import errors
+    from shoal import errors, testing
     from shoal.bus import Bus, BusStatistics, Subscription, connect
     from shoal.errors import ShoalError
     from shoal.limits import Limits
@@ -33,11 +33,16 @@ if TYPE_CHECKING:
     from shoal.queues.job import Job
     from shoal.queues.queue import NewMessage, PutResult, Queue
     from shoal.queues.settings import ConsumerSettings
+    from shoal.workers.app import App
+    from shoal.workers.retry import Backoff, Dead, Retry
 
 __all__ = [
+    "App",
+    "Backoff",
     "Bus",
     "BusStatistics",
     "ConsumerSettings",
+    "Dead",
     "Gap",
     "Job",
     "JobStream",
@@ -48,20 +53,25 @@ __all__ = [
     "Queue",
     "QueueSettings",
     "Retraction",
+    "Retry",
     "ShoalError",
     "Subscription",
     "__version__",
     "connect",
     "errors",
+    "testing",
 ]
 
 _HOMES: Final = {
+    "App": "shoal.workers.app",
+    "Backoff": "shoal.workers.retry",
     "Bus": "shoal.bus",
     "BusStatistics": "shoal.bus",
     "ConsumerSettings": "shoal.queues.settings",
     "Gap": "shoal.message",
     "Job": "shoal.queues.job",
     "JobStream": "shoal.queues.consumer_shell",
+    "Dead": "shoal.workers.retry",
     "Limits": "shoal.limits",
     "Message": "shoal.message",
     "NewMessage": "shoal.queues.queue",
@@ -69,6 +79,7 @@ _HOMES: Final = {
     "Queue": "shoal.queues.queue",
     "QueueSettings": "shoal.plan.queue_settings",
     "Retraction": "shoal.message",
+    "Retry": "shoal.workers.retry",
     "ShoalError": "shoal.errors",
     "Subscription": "shoal.bus",
     "connect": "shoal.bus",
@@ -76,8 +87,8 @@ _HOMES: Final = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("shoal.errors")
+    if name in ("errors", "testing"):
+        return importlib.import_module(f"shoal.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(importlib.import_module(_HOMES[name]), name)

@@ -164,6 +164,32 @@ def test_a_key_above_the_share_goes_back_between_two_messages() -> None:
     assert job.key.running is job
 
 
+def test_a_draining_consumer_gives_keys_back_at_once_or_when_their_message_ends() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", b"a2"), grant(b"b", 2, b"b1")))
+    running = driver.job()
+    driver.core.drain(driver.now)
+    assert driver.core.next_job(driver.now) is None
+    words = driver.turn()
+    assert words[5] == b"0"  # it takes no more
+    assert driver.operations(words) == [
+        (b"G", b"0", b"b", b"1.2", b"0", FRONT, b""),
+        (b"S", b"0", b"a", b"1.1", b"0", b"", b""),
+    ]
+    driver.core.pushed([b"0", b"c", b"1.11", b"0", b"0", b"1", b"0", b"c1"], driver.now)
+    driver.reply(results=([2, 1], [1, 2]))
+    assert driver.core.next_job(driver.now) is None
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"c", b"1.11", b"0", FRONT, b"")]
+    driver.reply(results=([2, 1],))
+    driver.core.done(running, driver.now)
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"a", b"1.1", b"1", FRONT, b"")]
+    driver.reply(results=([2, 1],))
+    assert running.settled
+    assert running.error is None
+    assert driver.core.held == 0
+
+
 def test_the_number_of_fetched_messages_is_bounded() -> None:
     driver = Driver(max_in_flight=3)
     assert driver.turn()[5] == b"3"

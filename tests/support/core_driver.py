@@ -26,13 +26,13 @@ from shoal.channels.client.router import Router
 from shoal.channels.client.server_link import ServerLink
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.channels.telemetry.scanner import Scanner
-from shoal.lab.sim.models.resp import encode_frame
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes, Gap, Item, Message
 from shoal.plan.book import PlanBook
 from shoal.plan.placement import BY_THE_RING
 from shoal.plan.ring import AgentKey, Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
+from shoal.queues.keyspace.resp import encode_frame
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control, envelope
 from shoal.wire.commands import Burst, Command, Commands

@@ -36,6 +36,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "queue": ("queue", "use and manage queues: put, take, stats, dead letters"),
     "channels": ("recording", "list, start and stop recorded channels"),
     "history": ("history", "print the recorded messages of a channel"),
+    "worker": ("worker", "run the workers of an application"),
     "top": ("top", "show live load by server and channel, and the balancer's actions"),
     "agent": ("agent", "run the agent of one server"),
     "balancer": ("balancer", "run a balancer: it maintains the ring, moves channels, and adds and removes servers"),

@@ -15,4 +15,5 @@ one shell each. docs/protocol-queues.md has the layout, the rules and the reason
     agent/              the process beside a store: creates and drops queues as their plan entries say
     script_loader.py    the Lua scripts that run on a store, and the rules in them
     scripts/            their texts
+    keyspace/           a model of Redis' keys that runs the scripts without a server
 """

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from shoal.errors import ConsumerInactiveError, DeadLettersFullError, JobLostError, QueueError
 from shoal.limits import Limits
-from shoal.queues.assignment import DelayMeter, Situation, keys_to_give, load_of
+from shoal.queues.assignment import FRONT, DelayMeter, Situation, keys_to_give, load_of
 from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -177,6 +177,7 @@ class ConsumerCore:
         self._renew_at = 0.0
         self._lease_until = 0.0
         self._rest_until = 0.0
+        self._draining = False
         self._leaving = False
         self._leave_sent = False
         self._resync_sent = False
@@ -218,7 +219,7 @@ class ConsumerCore:
         """The next message for the application; None if there is none, or if the lease may be over."""
         if LEASE_BEFORE_START in self._rules and not self.lease_runs(now):
             return None
-        if self._leaving or self.inactive is not None:
+        if self._leaving or self._draining or self.inactive is not None:
             return None
         for key in self._keys.values():
             if key.startable:
@@ -380,6 +381,14 @@ class ConsumerCore:
         self._hold(HeldKey(shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
 
+    def drain(self, now: float) -> None:
+        """Take no more, and give back every key: at once, or when its running message ends. The consumer stays a
+        member, so that running messages can end."""
+        self._draining = True
+        for key in self._keys.values():
+            key.give = key.give or FRONT
+        self._want_turn(now)
+
     def leave(self, now: float) -> None:
         """Give back everything and leave the queue, with the next turn."""
         self._leaving = True
@@ -417,7 +426,7 @@ class ConsumerCore:
 
     def _capacity(self, now: float) -> int:
         """Messages that still fit here."""
-        if self._leaving or (now < self._rest_until and self.situation.consumers > 1):
+        if self._leaving or self._draining or (now < self._rest_until and self.situation.consumers > 1):
             return 0
         return max(0, self._settings.max_in_flight - self.in_flight)
 
@@ -512,6 +521,8 @@ class ConsumerCore:
     def _hold(self, key: HeldKey, bodies: Iterable[bytes]) -> None:
         key.bodies += bodies
         self._keys[key.token] = key
+        if self._draining:
+            key.give = FRONT
         self.counters["granted"] += 1
 
     def _lose(self, key: HeldKey) -> None:

@@ -60,6 +60,9 @@ class JobStream:
         self._futures: dict[JobCore, asyncio.Future[None]] = {}
         self._error: ShoalError | None = None
         self._closed = False
+        self._draining = False
+        self.on_lost: Callable[[JobCore], None] | None = None
+        """Called for each job that this consumer does not hold any more."""
 
     # For applications
 
@@ -79,7 +82,7 @@ class JobStream:
         await self._open()
         core = self.core
         while True:
-            if self._closed:
+            if self._closed or self._draining:
                 raise StopAsyncIteration
             if core.inactive is not None:
                 raise core.inactive
@@ -98,6 +101,24 @@ class JobStream:
             finally:
                 if reader in self._readers:
                     self._readers.remove(reader)
+
+    def drain(self) -> None:
+        """End the iteration and give back everything that was not started. Jobs that run can still be ended; then
+        `aclose`."""
+        self._draining = True
+        if self._core is not None:
+            self._core.drain(self._loop.time())
+            self._poke()
+        self._wake_readers()
+
+    async def abandon(self) -> None:
+        """End without telling the store: for jobs that cannot be stopped. Their keys go to others when the lease has
+        ended."""
+        self._closed = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._stop(self)
 
     async def aclose(self) -> None:
         """Give back everything that was not started, tell the store, and end. Jobs that still run are lost: end them
@@ -170,6 +191,8 @@ class JobStream:
         self._poke()
         if not confirm:
             return
+        if self._task is None or self._task.done():
+            raise JobLostError("the consumer has ended before the store confirmed")
         future = self._futures[job] = self._loop.create_future()
         await future
         if job.error is not None:
@@ -253,6 +276,8 @@ class JobStream:
             future = self._futures.pop(job, None)
             if future is not None and not future.done():
                 future.set_result(None)
+            if self.on_lost is not None and isinstance(job.error, JobLostError):
+                self.on_lost(job)
 
     def _end(self) -> None:
         """The task has ended: nothing waits any longer."""

@@ -11,10 +11,10 @@ from tests.support.core_driver import OTHER_SECRET, SECRET, SIGNER, AgentDriver,
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, SILENT_HEARTBEATS_MAX, Peers
 from shoal.lab.sim import FaultOptions, LinkEnd, ModelCoordinator, Network, RedisNode, World
-from shoal.lab.sim.models.resp import CommandReader, encode_frame
 from shoal.lab.sim.world.process import Process, Processes
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.ring import Ring, ServerAddress
+from shoal.queues.keyspace.resp import CommandReader, encode_frame
 from shoal.rules import ALL_RULES
 from shoal.wire import control
 from shoal.wire.commands import Command

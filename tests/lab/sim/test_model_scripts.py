@@ -12,9 +12,9 @@ from hiredis import ReplyError
 from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
-from shoal.lab.sim.models.redis_collections import Hash, SortedSet, Stream, score_text
-from shoal.lab.sim.models.redis_keys import Keys
-from shoal.lab.sim.models.redis_scripts import ScriptCache, run_script
+from shoal.queues.keyspace.collections import Hash, SortedSet, Stream, score_text
+from shoal.queues.keyspace.keys import Keys
+from shoal.queues.keyspace.scripts import ScriptCache, run_script
 from shoal.queues.script_loader import load_scripts
 
 PREFIX = b"__shoal:q:orders:"

@@ -7,7 +7,7 @@ from typing import Any
 from hiredis import PushNotification
 
 from shoal.lab.sim import BufferLimit, FaultOptions, LinkEnd, Network, RedisNode, RedisOptions, World
-from shoal.lab.sim.models.resp import CommandReader
+from shoal.queues.keyspace.resp import CommandReader
 from shoal.wire.commands import encode_commands
 
 

@@ -2,7 +2,7 @@
 
     from shoal.lab.sim import *
     from shoal.lab.sim.world.process import Processes
-    from shoal.lab.sim.models.resp import CommandReader
+    from shoal.queues.keyspace.resp import CommandReader
     from shoal.wire.commands import encode_commands
     from shoal.wire.connection import Connection
 

@@ -28,8 +28,8 @@ from hiredis import PushNotification
 
 from shoal.lab.sim.models.redis_base import BufferLimit, Client, RedisOptions
 from shoal.lab.sim.models.redis_connection import ConnectionCommands
-from shoal.lab.sim.models.redis_keys import Keys
-from shoal.lab.sim.models.redis_scripts import ScriptCache
+from shoal.queues.keyspace.keys import Keys
+from shoal.queues.keyspace.scripts import ScriptCache
 from shoal.wire.commands import Command
 from shoal.wire.glob import compile_glob
 

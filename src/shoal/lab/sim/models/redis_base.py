@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 from hiredis import ReplyError
 
 from shoal.lab.sim.models.redis_acl import ALLOWED, COMMANDS, CONTAINERS, DENIED_COMMAND, DENIED_KEY, CommandSpec, User
-from shoal.lab.sim.models.resp import encode_frame
+from shoal.queues.keyspace.resp import encode_frame
 from shoal.wire.commands import Command
 
 STATIC_BUFFER_BYTES: Final = 16 * 1024

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from shoal.lab.sim.models.redis_base import Client, RedisBase
-from shoal.lab.sim.models.resp import encode_frame
+from shoal.queues.keyspace.resp import encode_frame
 from shoal.wire.commands import Command
 
 _OK: Final = b"OK"

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.lab.sim.models.redis import Client, ModelRedis, RedisOptions
-from shoal.lab.sim.models.redis_keys import Stream
-from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.world.link import LinkEnd, directions
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
+from shoal.queues.keyspace.keys import Stream
+from shoal.queues.keyspace.resp import CommandReader
 
 CRON_S: Final = 1.0
 """How often the server checks the soft limit of its clients."""

@@ -20,12 +20,12 @@ from shoal.channels.client.router import Router
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.errors import BusClosedError, NotConfirmedError, ShoalError, SubscribeTimeoutError, UnreachableError
 from shoal.lab.sim.history import PublisherRecord, number_in, payload_of
-from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_run_history import Handed, SubscriberRecord
 from shoal.lab.sim.scenarios.gap_witness import witnesses
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.message import Gap, Item
+from shoal.queues.keyspace.resp import CommandReader
 from shoal.wire.envelope import HEADER, HEADER_BYTES, epoch_of, is_envelope
 
 if TYPE_CHECKING:

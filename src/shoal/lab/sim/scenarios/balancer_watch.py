@@ -14,7 +14,6 @@ from shoal.balance.balancer_keys import PINS_PREFIX, STATE_KEY, BalancerState, d
 from shoal.balance.decision_record import DecisionRecord, Outcome
 from shoal.balance.proposal import Proposal, decode_proposal, digest_of
 from shoal.errors import PlanError
-from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.world.process import FIRST_SECOND
 from shoal.leader.balancer_shell import BalancerShell
 from shoal.load.fold_state import FoldCounters
@@ -23,6 +22,7 @@ from shoal.load_kinds import KINDS
 from shoal.plan.entry import Phase
 from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, Mark, moves_prefix, pool_server, read_mark
 from shoal.plan.move_request import MoveRequest, decode_request
+from shoal.queues.keyspace.keys import Stream
 from shoal.wire.record_entry import ARCHIVED_KEY, record_key
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ import msgspec
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions
-from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
@@ -31,6 +30,7 @@ from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.keys import KEEPER_LEASE
 from shoal.plan.placement import at_home
+from shoal.queues.keyspace.resp import CommandReader
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
 from shoal.wire.envelope import BEACON, FOREIGN, HEADER, HEADER_BYTES, INBOX_PREFIX, is_envelope

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.lab.sim.history import number_in
-from shoal.lab.sim.models.resp import CommandReader
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.world.link import LinkEnd
 from shoal.lab.sim.world.network import Network
+from shoal.queues.keyspace.resp import CommandReader
 from shoal.wire import envelope
 from shoal.wire.commands import encode_commands
 

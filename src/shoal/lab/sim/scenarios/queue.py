@@ -67,6 +67,7 @@ CORNERS: Final = {
     "job lost": "job lost",
     "consumer that lost its lease": "consumer rejoined",
     "consumer left in good order": "left",
+    "consumer drained": "drained",
     "store crash": "store crash",
     "consumer crash": "consumer crash",
     "producer crash": "producer crash",
@@ -250,11 +251,15 @@ class QueueRun(Scenario):
             queue = self._new_queue(process)
             jobs = queue.take(max_in_flight=self.in_flight, settings=settings)
             self.job_streams.append(jobs)
-            stays_s = rng.choice((2.0, 1000.0))
+            stays_s = rng.choice((2.0, 1000.0)) if self.active else None
+            drains = stays_s is not None and rng.random() < 0.5
             try:
-                async with asyncio.timeout(stays_s if self.active else None):
+                async with asyncio.timeout(None if drains else stays_s):
                     async with jobs:
+                        if drains and stays_s is not None:
+                            asyncio.get_running_loop().call_later(stays_s, jobs.drain)
                         await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
+                        self.exercised["drained"] += 1
             except TimeoutError:
                 self.exercised["left"] += 1
             except QueueError:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.models.redis_collections import Hash, Stream, Values
+from shoal.queues.keyspace.collections import Hash, Stream, Values
 
 ACCEPTED, REFUSED, DUPLICATE, UNKNOWN = "accepted", "refused", "duplicate", "unknown"
 

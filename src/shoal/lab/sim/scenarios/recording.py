@@ -15,7 +15,6 @@ from typing import Final, NamedTuple
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import History, Published, number_in
-from shoal.lab.sim.models.redis_keys import Stream
 from shoal.lab.sim.models.redis_node import RedisNode
 from shoal.lab.sim.scenario import BEGIN_S, Outcome
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
@@ -23,6 +22,7 @@ from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.plan.keys import recorded_key
+from shoal.queues.keyspace.keys import Stream
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire.envelope import client_of
 from shoal.wire.record_entry import RecordedGap, RecordedMessage, read_entry, record_key

@@ -1,14 +1,14 @@
 """The keys of the model of Redis, and the commands on strings and streams.
 
 Owns: the keys of one server process. Never touches: connections and rights. Lists, hashes, sorted sets and sets are in
-`shoal.lab.sim.models.redis_collections`.
+`shoal.queues.keyspace.collections`.
 """
 
 from typing import Any, Final
 
 from hiredis import ReplyError
 
-from shoal.lab.sim.models.redis_collections import (
+from shoal.queues.keyspace.collections import (
     COLLECTION_COMMANDS,
     WRONG_TYPE,
     Stream,

@@ -1,7 +1,7 @@
 """The commands on lists, hashes, sorted sets and sets in the model of Redis, and the rest of those on streams.
 
 Owns: what the commands that the scripts of queues use do to keys and what they reply. Never touches: connections,
-rights and scripts (`shoal.lab.sim.models.redis_scripts`). Checked against a real server by the same random operations
+rights and scripts (`shoal.queues.keyspace.scripts`). Checked against a real server by the same random operations
 (`tests/lab/sim/test_model_scripts.py`).
 
 A collection that becomes empty is removed, as in Redis; a stream is not. Commands and options that scripts of queues do

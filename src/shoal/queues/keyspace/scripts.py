@@ -14,7 +14,7 @@ from typing import Any, Final
 from hiredis import ReplyError
 
 from shoal.extras import needed
-from shoal.lab.sim.models.redis_keys import Keys
+from shoal.queues.keyspace.keys import Keys
 
 NO_SCRIPT: Final = "NOSCRIPT No matching script. Please use EVAL."
 

@@ -1,4 +1,4 @@
-"""RESP bytes of the model servers and of the simulator's plain clients.
+"""RESP bytes of model servers, and of the simulator's plain clients.
 
 Owns: how replies and pushes are encoded and how commands are read. Never touches: what they mean.
 Shipped code does its own encoding and parsing.

@@ -1,0 +1,216 @@
+"""`shoal.testing`: queues without a server, on a clock that tests advance."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import shoal
+from shoal.errors import AlreadyAcceptedError, MissingExtraError, QueueError
+from shoal.plan.queue_settings import QueueSettings
+from shoal.queues.job import Job
+from shoal.queues.queue import NewMessage
+from shoal.testing import queues, run, sync_queues
+from shoal.workers.worker import WorkerStatistics
+
+
+def failing_app() -> tuple[shoal.App, list[tuple[bytes, int]]]:
+    """An app whose handler fails for payloads that begin with `bad`."""
+    app = shoal.App()
+    seen: list[tuple[bytes, int]] = []
+
+    @app.worker("orders", retry=shoal.Backoff(10, 60, jitter=0))
+    async def handle(job: Job) -> None:
+        seen.append((job.payload, job.attempt))
+        if job.payload.startswith(b"bad"):
+            raise ValueError(job.payload.decode())
+
+    return app, seen
+
+
+async def test_retries_wait_for_the_clock_of_the_test() -> None:
+    app, seen = failing_app()
+    async with queues() as bus:
+        await bus.queue("orders").put(b"bad", key="a")
+        await run(app, bus)
+        await run(app, bus)
+        assert seen == [(b"bad", 1)]
+        bus.clock.advance(9.9)
+        await run(app, bus)
+        assert seen == [(b"bad", 1)]
+        bus.clock.advance(0.1)
+        await run(app, bus)
+        assert seen == [(b"bad", 1), (b"bad", 2)]
+        bus.clock.advance(20)
+        assert (await run(app, bus))["orders"] == WorkerStatistics(dead=1)
+        (letter,) = await bus.queue("orders").dead()
+        assert letter.at == bus.clock()
+        assert await bus.queue("orders").replay(letter.entry)
+        assert (await run(app, bus))["orders"] == WorkerStatistics(failed=1)
+
+
+async def test_delays_and_times_follow_the_clock() -> None:
+    app, seen = failing_app()
+    async with queues() as bus:
+        queue = bus.queue("orders")
+        await queue.put(b"tomorrow", delay=86_400)
+        await queue.put(b"at noon", at=bus.clock() + 43_200)
+        await queue.put(b"now")
+        await run(app, bus)
+        bus.clock.advance(43_200)
+        await run(app, bus)
+        assert [payload for payload, _ in seen] == [b"now", b"at noon"]
+        bus.clock.advance(43_200)
+        await run(app, bus)
+        assert [payload for payload, _ in seen] == [b"now", b"at noon", b"tomorrow"]
+        assert (await queue.stats()).messages == 0
+
+
+async def test_all_delayed_messages_that_are_due_are_handled_in_one_run() -> None:
+    app, seen = failing_app()
+    async with queues() as bus:
+        await bus.queue("orders").put_many([NewMessage(b"%d" % n, b"k", delay=5) for n in range(150)])
+        bus.clock.advance(5)
+        assert (await run(app, bus))["orders"].done == 150
+        assert [payload for payload, _ in seen] == [b"%d" % n for n in range(150)]
+
+
+async def test_ids_are_forgotten_when_time_passes() -> None:
+    async with queues() as bus:
+        queue = bus.queue("orders")
+        await queue.put(b"a", key="k", id="1")
+        with pytest.raises(AlreadyAcceptedError):
+            await queue.put(b"a", key="k", id="1")
+        bus.clock.advance(301)
+        await queue.put(b"b", key="k")
+        bus.clock.advance(301)
+        await queue.put(b"a", key="k", id="1")
+        assert (await queue.stats()).messages == 3
+
+
+async def test_a_consumer_that_is_silent_for_longer_than_its_lease_loses_its_job() -> None:
+    async with queues() as bus:
+        queue = bus.queue("orders")
+        await queue.put(b"a", key="k")
+        async with queue.take() as jobs:
+            job = await anext(jobs)
+            bus.clock.advance(11)
+            async with queue.take() as others:
+                second = await anext(others)
+                assert second.payload == b"a"
+                assert second.token > job.token
+                with pytest.raises(shoal.errors.JobLostError):
+                    await job.done()
+                await second.done()
+
+
+async def test_errors_of_handlers_are_raised_if_asked() -> None:
+    app, _ = failing_app()
+    async with queues() as bus:
+        await bus.queue("orders").put(b"bad 1")
+        with pytest.raises(ValueError, match="bad 1"):
+            await run(app, bus, raise_errors=True)
+        await bus.queue("orders").put_many([b"bad 2", b"bad 3", b"good"])
+        with pytest.raises(ExceptionGroup) as caught:
+            await run(app, bus, raise_errors=True)
+        assert sorted(map(str, caught.value.exceptions)) == ["bad 2", "bad 3"]
+
+
+async def test_runs_are_deterministic() -> None:
+    async def trace() -> list[Any]:
+        app = shoal.App()
+        seen: list[Any] = []
+
+        @app.worker("orders", concurrency=3, retry=shoal.Backoff(1, 60))
+        async def handle(job: Job) -> None:
+            await asyncio.sleep(0)
+            seen.append((job.number, job.key, job.payload, job.attempt, job.token))
+            job.put(job.payload, queue="mail")
+            if len(job.payload) == job.attempt:
+                raise ValueError
+
+        @app.worker("mail")
+        async def send(job: Job) -> None:
+            seen.append(job.number)
+
+        async with queues() as bus:
+            for n in range(30):
+                await bus.queue("orders").put(b"%d" % n, key=f"k{n % 7}" if n % 3 else None)
+            for _ in range(4):
+                await run(app, bus)
+                bus.clock.advance(3)
+            seen.append(await bus.queue("orders").dead())
+        return seen
+
+    first = await trace()
+    assert len(first) > 60
+    assert await trace() == first
+
+
+async def test_queues_have_the_limits_that_a_test_gives_them() -> None:
+    async with queues({"orders": QueueSettings(attempts_max=1)}) as bus:
+        app, _ = failing_app()
+        await bus.queue("orders").put(b"bad")
+        assert (await run(app, bus))["orders"].dead == 1
+        mail = await bus.create("mail", messages_max=1)
+        await mail.put(b"")
+        with pytest.raises(shoal.errors.QueueFullError):
+            await mail.put(b"")
+        with pytest.raises(QueueError, match="in use"):
+            await bus.create("mail")
+
+
+async def test_a_paused_queue_has_nothing_to_do() -> None:
+    app, seen = failing_app()
+    async with queues() as bus:
+        await bus.queue("orders").put(b"a")
+        await bus.queue("orders").pause()
+        await run(app, bus)
+        assert seen == []
+        await bus.queue("orders").resume()
+        await run(app, bus)
+        assert seen == [(b"a", 1)]
+
+
+async def test_an_app_puts_into_the_queues_of_the_test() -> None:
+    app, seen = failing_app()
+    async with queues() as bus:
+        with app.using(bus):
+            await app.queue("orders").put(b"book")
+        await run(app, bus)
+    assert seen == [(b"book", 1)]
+
+
+def test_without_an_event_loop() -> None:
+    app, seen = failing_app()
+    with sync_queues() as bus:
+        bus.put("orders", b"bad", key="a")
+        bus.put("orders", b"good", key="a")
+        for _ in range(3):
+            bus.run(app)
+            bus.clock.advance(60)
+        assert seen == [(b"bad", 1), (b"bad", 2), (b"bad", 3), (b"good", 1)]
+        assert [letter.reason for letter in bus.dead("orders")] == ["ValueError: bad"]
+        assert bus.stats("orders").messages == 0
+        assert bus.wait(bus.bus.queue("orders").peek()) == []
+
+
+async def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lupa", None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'shoal\[testing\]'"):
+        async with queues():
+            pass
+
+
+def test_a_client_imports_workers_without_packages_that_it_does_not_have() -> None:
+    code = (
+        "import sys, shoal; app = shoal.App(); app.worker('orders')(lambda job: None); shoal.Dead, shoal.Backoff;"
+        "import shoal.testing, shoal.cli.worker;"
+        "print(*sorted({'lupa', 'numpy', 'numba', 'pyarrow', 'rich'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
