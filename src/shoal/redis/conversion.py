@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from redis import asyncio as redis_py
 from redis import exceptions
 
 from shoal import errors
@@ -25,10 +26,14 @@ Response: TypeAlias = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name and its handler, for names that cannot be keyword arguments. redis-py's own `Subscription` works too."""
+    """A name and its handler, for names that cannot be keyword arguments."""
 
     name: Encodable
     handler: Handler | None = None
+
+
+if not TYPE_CHECKING:
+    Subscription = getattr(redis_py, "Subscription", Subscription)  # redis-py has it since 8.0
 
 
 class MessagesLostError(exceptions.ConnectionError):
