@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.errors import ConfigError, TlsError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
         help="make and renew the certificates of a cluster with TLS",
         description="Make and renew the certificates of a cluster with TLS.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
