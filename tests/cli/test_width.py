@@ -6,19 +6,23 @@ import argparse
 import importlib
 import io
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
 from shoal import cli
-from shoal.cli import bench, bench_match, bench_pipeline, bench_recording, cluster, experiment, top
+from shoal.cli import bench, bench_match, bench_pipeline, bench_recording, cluster, experiment, plan_audit, top
 from shoal.cli.top import ChannelLoad, ClusterSnapshot, ServerRow
 from shoal.cli.top_balance import BalanceView, MoveRow
+from shoal.cluster import background
 from shoal.cluster.cluster_report import ClusterReport, ServerReport
 from shoal.cluster.doctor import Finding
 from shoal.cluster.server_load import ServerLoad
+from shoal.cluster.status import ClusterStatus, ServerStatus
 from shoal.lab.experiments.result import ExperimentResult, Table
 
 WIDTH = 80
@@ -102,6 +106,53 @@ def test_doctor() -> None:
     lines = cluster._finding_text(found, colour=False).splitlines()
     assert max(map(len, lines)) <= WIDTH
     assert [line for line in lines if "-> the package lacks" in line] == [lines[2]]
+
+
+def test_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ("--coordinator", "10.0.0.1", "--server", "s1=10.0.0.11", "--server", "s2=10.0.0.12,s2.example")
+    assert cli.main(["tls", "init", "--dir", str(tmp_path / "tls"), *hosts]) == 0
+    assert cli.main(["tls", "show", "--dir", str(tmp_path / "tls")]) == 0
+    text = capsys.readouterr().out.replace(str(tmp_path), "")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "coordinator  ca.pem coordinator.pem coordinator.redis.conf" in text
+
+
+def test_explain() -> None:
+    found = plan_audit.Explanation(
+        channel="tile.3.4",
+        mode="all_subscribers",
+        servers=("s1", "s2", "s3"),
+        home="s1",
+        source="policy",
+        reason="overload",
+        figures={"load_before": 1.23, "load_after": 0.74},
+        policy="dynamoth",
+        digest="ab" * 32,
+        window_end_s=1794995823.6,
+        placed_at=1794995825.0,
+        before=("s1",),
+    )
+    lines = plan_audit._explanation_text(found).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[0] == "tile.3.4: all_subscribers on s1, s2, s3"
+    assert lines[1].startswith("  reason: overload")
+
+
+@pytest.mark.parametrize(("flag", "hint"), [(True, "shoal status --state-dir {}"), (False, "shoal status")])
+def test_up_names_commands_that_find_the_cluster(
+    flag: bool, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text after `up --state-dir DIR` advised commands without it, which found no cluster."""
+    server = ServerStatus("s1", "127.0.0.1", 6379, True, True)
+    status = ClusterStatus("bec1bb18", str(tmp_path), 0.0, True, "127.0.0.1:7400", True, 1, (server,), (), None)
+    monkeypatch.setattr(background, "up", lambda *args, **kwargs: msgspec.structs.replace(status, resumed=True))
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path / "other"))
+    assert cli.main(["up", *(["--state-dir", str(tmp_path)] if flag else [])]) == 0
+    told = capsys.readouterr()
+    assert f"  {hint.format(tmp_path)}\n" in told.out
+    assert "3 servers" not in told.err  # the cluster that continues has one
+    text = told.out.replace(str(tmp_path), "")
+    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_top(screen: Console) -> None:

@@ -130,20 +130,20 @@ def run_up(args: argparse.Namespace) -> int:
     ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
     ports.check(metered(args.balancers, servers))
     directory = _directory(args)
-    note(f"starting {plural(servers, 'server')} ...")
+    note("starting ...")
     began = time.monotonic()
     status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
-    text = (
-        f"{plural(len(status.servers), 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
-        "try: shoal status, shoal sub tile.1, shoal down"
-    )
+    where = f" --state-dir {args.state_dir}" if args.state_dir else ""
+    text = f"{plural(len(status.servers), 'server')} with agents, ready after {took_s:.1f} s\n"
+    text += f"state in {directory.root}\n"
     if status.resumed:
         text += (
-            f"\ncluster {status.cluster} was continued after its supervisor had been killed: the same addresses, "
-            "passwords, key and plan;\nmessages that its servers had recorded are gone"
+            f"cluster {status.cluster} continues after its supervisor was killed, with the same\n"
+            "addresses, passwords, key and plan; messages that servers had recorded are gone\n"
         )
+    text += "\n  ".join(("try:", *(f"shoal {command}{where}" for command in ("status", "sub tile.1", "down"))))
     result(args, facts, text)
     return 0
 

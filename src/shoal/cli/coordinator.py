@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -63,7 +64,8 @@ def run_backup(args: argparse.Namespace) -> int:
     backup = asyncio.run(_read(_url(args)))
     size = write_file(Path(args.file), backup)
     facts = {"file": args.file, "bytes": size, "keys": len(backup.keys), "not_saved": _NOT_SAVED}
-    result(args, facts, f"{plural(len(backup.keys), 'key')} in {args.file} ({size} bytes); not saved: {_NOT_SAVED}")
+    text = f"{plural(len(backup.keys), 'key')} in {args.file} ({size} bytes)"
+    result(args, facts, "\n".join([text, *textwrap.wrap(f"not saved: {_NOT_SAVED}", 80)]))
     return 0
 
 

@@ -112,12 +112,11 @@ def run_init(args: argparse.Namespace) -> int:
     lines = [
         f"authority in {folder}; ca.key stays here, with mode 0600",
         "copy to each machine, as /etc/shoal/tls/, readable for its processes only:",
-        *(
-            f"  {name:<12} ca.pem {name}.pem, and the lines of {name}.{CONFIGURATION} into its redis.conf"
-            for name in servers
-        ),
+        *(f"  {name:<12} ca.pem {name}.pem {name}.{CONFIGURATION}" for name in servers),
         *(f"  {role:<12} ca.pem {role}.pem" for role in ROLES),
-        "then: SHOAL_URL='shoals://ROLE:PASSWORD@HOST:PORT?ca=/etc/shoal/tls/ca.pem&cert=/etc/shoal/tls/ROLE.pem'",
+        f"NAME.{CONFIGURATION} has lines for that server's redis.conf",
+        "then, with TLS=/etc/shoal/tls:",
+        '  SHOAL_URL="shoals://ROLE:PASSWORD@HOST:PORT?ca=$TLS/ca.pem&cert=$TLS/ROLE.pem"',
     ]
     result(args, _facts(folder, authority), "\n".join(lines))
     return 0

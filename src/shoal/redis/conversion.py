@@ -65,7 +65,7 @@ class Encoder:
         if type(value) in (int, float):
             return repr(value).encode()
         raise exceptions.DataError(
-            f"cannot send a {type(value).__name__}: convert it to bytes, str, int or float first"
+            f"cannot send a value of type {type(value).__name__}: convert it to bytes, str, int or float first"
         )
 
     def decode(self, value: bytes) -> Name:
