@@ -88,8 +88,8 @@ def register(subparsers: Subparsers) -> None:
         "show what runs, where, and how loaded it is",
         example="shoal status\nshoal status --url shoal://admin:PASSWORD@10.0.0.1:7400 --json",
         description="Show ring, leader, leases, moves and the load of each server, of any cluster; of a local cluster "
-        f"also its processes. All are asked at the same time; what does not answer within {_STATUS_TIMEOUT_S:g} s is "
-        "named. Exit status 0 only if the cluster is ready and everything answers.",
+        f"also its processes. All are asked at the same time; parts that do not answer within "
+        f"{_STATUS_TIMEOUT_S:g} s are named. Exit status 0 only if the cluster is ready and everything answers.",
     )
     parser.add_argument(
         "--url", default="", metavar="URL", help="address of the cluster (default: $SHOAL_COORDINATOR, else local)"

@@ -72,8 +72,8 @@ def register(subparsers: Subparsers) -> None:
         run_renew,
         "issue all certificates again, for the same names, with new keys",
         description="With --dir: issue the certificates of `shoal tls init` again; copy them to their machines.\n"
-        "Without: renew those of the local cluster, and make its servers load them. Its supervisor\n"
-        "also does so in time.",
+        "Without: renew those of the local cluster, and make its servers load them. Its supervisor also renews them "
+        "before they expire.",
         example="shoal tls renew --dir tls\nshoal tls renew",
     )
     renew.add_argument(
