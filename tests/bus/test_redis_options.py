@@ -113,9 +113,9 @@ def test_timeouts_default_to_redis_pys() -> None:
     from redis._defaults import DEFAULT_SOCKET_CONNECT_TIMEOUT, DEFAULT_SOCKET_TIMEOUT
 
     deadlines = redis.Redis()._deadlines
-    assert (deadlines.answer_s, deadlines.connect_s) == (DEFAULT_SOCKET_TIMEOUT, DEFAULT_SOCKET_CONNECT_TIMEOUT)
+    assert (deadlines.answer.seconds, deadlines.connect_s) == (DEFAULT_SOCKET_TIMEOUT, DEFAULT_SOCKET_CONNECT_TIMEOUT)
     given = redis.from_url(f"{URL}?socket_timeout=1&socket_connect_timeout=2")._deadlines
-    assert (given.answer_s, given.connect_s, given.opening_s) == (1.0, 2.0, 3.0)
+    assert (given.answer.seconds, given.connect_s, given.opening.seconds) == (1.0, 2.0, 3.0)
 
 
 @pytest.mark.parametrize("command", ["set", "get", "pipeline", "execute_command", "client_list", "connection_pool"])
@@ -145,3 +145,17 @@ def test_exceptions_are_redis_pys() -> None:
     for name in errors:
         assert getattr(redis, name) is getattr(redis_py, name)
     assert redis.StrictRedis is redis.Redis
+
+
+def test_a_subscription_is_redis_pys() -> None:
+    given: object = redis.Subscription("name")
+    assert isinstance(given, redis_py.Subscription)
+
+
+def test_a_client_of_a_client_has_its_options_and_connections_of_its_own() -> None:
+    first = redis.from_url(f"{URL}?socket_timeout=1&decode_responses=True")
+    other = first.client()
+    assert other is not first
+    assert other.get_encoder() is first.get_encoder()
+    assert (other._url, other._deadlines.answer.seconds) == (first._url, 1.0)
+    assert other._buses is not first._buses

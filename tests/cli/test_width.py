@@ -1,16 +1,29 @@
-"""Live views and benchmarks at 80 columns: no line is cut off in its figures."""
+"""Help texts, live views and tables at 80 columns: no line is longer, and no figure is cut off."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import io
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
-from shoal.cli import bench, top
+from shoal import cli
+from shoal.cli import bench, bench_match, bench_pipeline, bench_recording, cluster, experiment, plan_audit, top
 from shoal.cli.top import ChannelLoad, ClusterSnapshot, ServerRow
 from shoal.cli.top_balance import BalanceView, MoveRow
+from shoal.cluster import background
+from shoal.cluster.cluster_report import ClusterReport, ServerReport
+from shoal.cluster.doctor import Finding
+from shoal.cluster.server_load import ServerLoad
+from shoal.cluster.status import ClusterStatus, ServerStatus
+from shoal.lab.experiments.result import ExperimentResult, Table
 
 WIDTH = 80
 
@@ -25,6 +38,121 @@ def text_of(screen: Console) -> str:
     text = screen.file.getvalue()
     assert max(map(len, text.splitlines())) <= WIDTH
     return text
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """The parsers of all commands below a parser."""
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for below in action.choices.values():
+                yield below
+                yield from parsers(below)
+
+
+def command_parsers() -> list[argparse.ArgumentParser]:
+    parser = argparse.ArgumentParser(prog="shoal")
+    subparsers = parser.add_subparsers()
+    for module in sorted({module for module, _ in cli.available_commands().values()}):
+        importlib.import_module(f"shoal.cli.{module}").register(subparsers)
+    return list(parsers(parser))
+
+
+@pytest.mark.parametrize("parser", command_parsers(), ids=lambda parser: parser.prog)
+def test_help(parser: argparse.ArgumentParser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    text = parser.format_help()
+    assert [line for line in text.splitlines() if len(line) > WIDTH] == []
+    assert "example:" in text
+
+
+def test_help_of_all_commands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    assert cli.main(["--help"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= WIDTH
+
+
+def test_examples_that_are_folded_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(WIDTH))
+    (init,) = (parser for parser in command_parsers() if parser.prog == "shoal tls init")
+    example = init.format_help().split("example:")[1].replace("\\\n", " ")
+    whole = "shoal tls init --dir tls --coordinator 10.0.0.1 --server s1=10.0.0.11 --server s2=10.0.0.12,s2.example"
+    assert " ".join(example.split()) == whole
+
+
+def test_status() -> None:
+    load = ServerLoad("s1", 12345, 98765, 12, 123456.0, 1.25e8, 0.97, 1 << 30)
+    servers = (
+        ServerReport("s1", "10.20.30.41", 6379, True, "returned", True, load, None),
+        ServerReport("s2", "192.168.100.142", 6379, True, "home", None, load, None),
+        ServerReport("s3", "10.20.30.43", 6379, True, "home", False, None, "no answer within 1 s"),
+    )
+    report = ClusterReport(
+        "10.20.30.40:7400", True, 123, "balancer-7415-1e8fec9c", True, 1234, 12, 3, 45, "ab" * 32, servers, {}, None
+    )
+    lines = cluster._report_lines(report, True)
+    assert max(map(len, lines)) <= WIDTH
+    assert any(line.startswith("s1      10.20.30.41:6379  yes     returned") for line in lines)
+    assert "s2      192.168.100.142:6379" in lines  # was glued to the next column
+    assert sum("98765" in line.split() for line in lines) == 2
+
+
+def test_doctor() -> None:
+    found = Finding(
+        "server",
+        "warn",
+        "/usr/bin/redis-server: redis 7.0.15, package 5:7.0.15-1~deb12u7 (used)",
+        "the package lacks security fixes: apt install --only-upgrade redis-server",
+    )
+    lines = cluster._finding_text(found, colour=False).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert [line for line in lines if "-> the package lacks" in line] == [lines[2]]
+
+
+def test_tls(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hosts = ("--coordinator", "10.0.0.1", "--server", "s1=10.0.0.11", "--server", "s2=10.0.0.12,s2.example")
+    assert cli.main(["tls", "init", "--dir", str(tmp_path / "tls"), *hosts]) == 0
+    assert cli.main(["tls", "show", "--dir", str(tmp_path / "tls")]) == 0
+    text = capsys.readouterr().out.replace(str(tmp_path), "")
+    assert max(map(len, text.splitlines())) <= WIDTH
+    assert "coordinator  ca.pem coordinator.pem coordinator.redis.conf" in text
+
+
+def test_explain() -> None:
+    found = plan_audit.Explanation(
+        channel="tile.3.4",
+        mode="all_subscribers",
+        servers=("s1", "s2", "s3"),
+        home="s1",
+        source="policy",
+        reason="overload",
+        figures={"load_before": 1.23, "load_after": 0.74},
+        policy="dynamoth",
+        digest="ab" * 32,
+        window_end_s=1794995823.6,
+        placed_at=1794995825.0,
+        before=("s1",),
+    )
+    lines = plan_audit._explanation_text(found).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert lines[0] == "tile.3.4: all_subscribers on s1, s2, s3"
+    assert lines[1].startswith("  reason: overload")
+
+
+@pytest.mark.parametrize(("flag", "hint"), [(True, "shoal status --state-dir {}"), (False, "shoal status")])
+def test_up_names_commands_that_find_the_cluster(
+    flag: bool, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The text after `up --state-dir DIR` advised commands without it, which found no cluster."""
+    server = ServerStatus("s1", "127.0.0.1", 6379, True, True)
+    status = ClusterStatus("bec1bb18", str(tmp_path), 0.0, True, "127.0.0.1:7400", True, 1, (server,), (), None)
+    monkeypatch.setattr(background, "up", lambda *args, **kwargs: msgspec.structs.replace(status, resumed=True))
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path / "other"))
+    assert cli.main(["up", *(["--state-dir", str(tmp_path)] if flag else [])]) == 0
+    told = capsys.readouterr()
+    assert f"  {hint.format(tmp_path)}\n" in told.out
+    assert "3 servers" not in told.err  # the cluster that continues has one
+    text = told.out.replace(str(tmp_path), "")
+    assert max(map(len, text.splitlines())) <= WIDTH
 
 
 def test_top(screen: Console) -> None:
@@ -66,3 +194,117 @@ def test_bench_channels(screen: Console, monkeypatch: pytest.MonkeyPatch) -> Non
     for words in ("123,456", "1,234,567", "123.45", "p99 us", "12.30"):
         assert words in text
     assert "…" not in text
+
+
+MACHINE = {"cores": 64, "cpu": "A Processor(R) With A Long Name CPU @ 2.80GHz"}
+MATCH = {
+    "subscriptions": 1_000_000,
+    "events_per_s": 123_456.0,
+    "cpu_us_per_event": 123_456.0,
+    "matches_per_event": 1234.5,
+    "bytes_per_subscription": 1234.5,
+    "inserts_per_s": 1_234_567.0,
+    "inserts_one_by_one_per_s": 123_456.0,
+}
+CHURN = {
+    **MATCH,
+    "match_us_p50": 123.4,
+    "match_us_p99": 1234.5,
+    "match_us_p999": 12345.6,
+    "changes_per_s": 12345.6,
+}
+QUOTES = {
+    "events_per_s": 123_456.0,
+    "cpu_us_per_event": 123.4,
+    "matches_per_event": 1234.5,
+    "deliveries": 123_456_789,
+    "deliveries_per_s": 12_345_678.0,
+    "seconds": 1234.5,
+}
+PIPELINE = {
+    "rows_per_s": 1_234_567.0,
+    "rows_per_s_min": 1_234_567.0,
+    "rows_per_s_max": 1_234_567.0,
+    "rows_per_cpu_s": 1_234_567.0,
+    "batch_ms_p50": 1234.5678,
+    "seconds": 123.4567,
+}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "contender", "figures", "more"),
+    [
+        (bench_match, "match", "shoal-one-by-one", MATCH, {}),
+        (bench_match, "match", "while changing", CHURN, {}),
+        (bench_match, "quotes", "shoal", QUOTES, {"quotes": 1, "stocks": 1, "deliveries": 1, "seconds": 1.0,
+                                                  "checked_events": 1}),
+        (bench_pipeline, "pipeline", "load windows, backlog", PIPELINE, {}),
+        (bench_recording, "recording", "sustained", {"messages": 12_345_678, "recorded": 12_345_678, "gaps": 0,
+         "rows_per_s": 123_456}, {"rows_per_s": 123_456, "burst_messages": 1_234_567, "burst_is_limit": True}),
+    ],
+    ids=["match", "churn", "quotes", "pipeline", "recording"],
+)  # fmt: skip
+def test_benchmarks(
+    screen: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    module: ModuleType,
+    name: str,
+    contender: str,
+    figures: dict[str, Any],
+    more: dict[str, Any],
+) -> None:
+    facts = {
+        "name": name,
+        "machine": MACHINE,
+        "workload": {"all": "1,000,000 subscriptions of the templates of a paper, in words " * 3},
+        "rows": [{"contender": contender, **figures}],
+        "ratios": {"match_on_spark_vs_one_core": 12345.6},
+        **more,
+    }
+    monkeypatch.setattr(module, "console", lambda args: screen)
+    module.show(argparse.Namespace(json=False), facts)
+    text = text_of(screen)
+    assert contender in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_bench_plan(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {
+        "contender": "consistent-hashing",
+        "seconds": 1234.56,
+        "cpu_seconds": 1234.56,
+        "moves": 1_000_000.0,
+        "max_load_ratio": 12.345,
+    }
+    facts = {
+        "machine": MACHINE,
+        "rows": [row],
+        "ratios": {"max_load_of_consistent-hashing_vs_bound": 12.34},
+        "workload": {"all": "1,000,000 channels on 1,000 servers"},
+        "max_load_ratio_before": 12.3,
+        "bound": 0.812,
+    }
+    monkeypatch.setattr(bench, "console", lambda args: screen)
+    bench._show_plan(argparse.Namespace(json=False), facts)
+    text = text_of(screen)
+    for words in ("consistent-hashing", "1,234.56", "1,000,000", "12.345"):
+        assert words.replace("1,234.56", "1234.56") in text
+    assert "\N{HORIZONTAL ELLIPSIS}" not in text
+
+
+def test_experiments(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    headings = (
+        "subscribers", "", "response", "without WAN p50/p99", "undelivered", "load ratio", "link",
+        "CPU server / machine",
+    )  # fmt: skip
+    row = ("1200", "3 servers", "123 ms", "1,234 / 12,345 ms", "1,234 of 123,456", "1.23", "0.98", "0.97 / 0.55")
+    found = ExperimentResult.__new__(ExperimentResult)
+    object.__setattr__(found, "tables", [Table("dynamoth-1 on real servers", headings, [row])])
+    object.__setattr__(found, "paragraph", "All claims hold.")
+    monkeypatch.setattr(experiment, "console", lambda args: screen)
+    experiment._show(argparse.Namespace(json=False), found)
+    text = text_of(screen)
+    for figure in ("1200", "123 ms", "1.23", "0.98", "12,345 ms", "123,456"):
+        assert figure in text
+    for word in " ".join(headings).replace("/", " ").split():
+        assert word in text  # no word is broken

@@ -6,15 +6,20 @@ import asyncio
 import gc
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from redis import asyncio as redis_py
 from redis import exceptions
 from tests.support.agent_site import until
+from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import free_port
 
 import shoal
 import shoal.redis as redis
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap
 from shoal.redis.connection import PubSubConnection
@@ -337,6 +342,31 @@ async def test_a_cut_connection_is_confirmed_anew_and_loses_nothing(client: redi
         ]
         assert is_connected(connection)
         assert await read(pubsub) == shape("message", b"again", b"meanwhile")
+
+
+async def test_a_connection_that_a_server_closes_is_no_error_and_loses_nothing(
+    client: redis.Redis, shared_cluster: ClusterThread
+) -> None:
+    """redis-py raises a ConnectionError here, because messages may be missing."""
+
+    async def server_urls(cluster: LocalCluster) -> list[str]:
+        login = urlsplit(cluster.url_for(ADMIN)).netloc.rpartition("@")[0]
+        return [f"redis://{login}@{server.host}:{server.port}" for server in cluster.servers]
+
+    killed = 0
+    async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        await pubsub.subscribe("killed")
+        await read(pubsub)
+        assert pubsub.connection is not None
+        name = f"shoal:{pubsub.connection.bus.router.client:012x}"
+        for url in shared_cluster.call(server_urls):
+            async with redis_py.Redis.from_url(url) as server:
+                for connected in await server.client_list():
+                    if connected["name"] == name:
+                        killed += await server.client_kill_filter(_id=connected["id"])
+        await client.publish("killed", "meanwhile")
+        assert await read(pubsub) == shape("message", b"killed", b"meanwhile")
+    assert killed
 
 
 async def test_a_reader_that_waits_connects_again(client: redis.Redis) -> None:

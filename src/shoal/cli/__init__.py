@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from shoal import config, logs
-from shoal.cli.output import add_shared_flags, colour_wanted, shown
+from shoal.cli.output import HelpFormatter, add_shared_flags, colour_wanted, shown
 from shoal.errors import ShoalError
 from shoal.extras import needed
 from shoal.version import __version__
@@ -120,7 +120,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         prog="shoal",
         description="Elastic publish/subscribe without message loss, on unmodified Redis and Valkey servers.",
         epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"shoal {__version__}")

@@ -30,8 +30,8 @@ def register(subparsers: Subparsers) -> None:
         "agent",
         run,
         "run the agent of one server or store",
-        description="Run the agent of one server or store until SIGTERM. The coordinator's address, with the user and\n"
-        f"password for it and for all servers, is read from ${URL_VARIABLE}, which other users of\n"
+        description="Run the agent of one server or store until SIGTERM. The coordinator's address, with the user and "
+        f"password for it and for all servers, is read from ${URL_VARIABLE}, which other users of "
         "the machine cannot see.",
         example=f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 \\\n"
         "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9\n"

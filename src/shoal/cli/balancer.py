@@ -30,9 +30,9 @@ def register(subparsers: Subparsers) -> None:
         "balancer",
         run,
         "run a balancer: it maintains the ring, moves channels, and adds and removes servers",
-        description="Run a balancer until SIGTERM. One balancer of a cluster leads; the others stand by and take over\n"
-        "when its lease expires. For a local cluster, everything is read from the state directory.\n"
-        f"Otherwise ${URL_VARIABLE} is the coordinator's address with the user admin, ${READER_VARIABLE}\n"
+        description="Run a balancer until SIGTERM. One balancer of a cluster leads; the others stand by and take over "
+        "when its lease expires. For a local cluster, everything is read from the state directory. "
+        f"Otherwise ${URL_VARIABLE} is the coordinator's address with the user admin, ${READER_VARIABLE} "
         "(user:password) is the login for reading telemetry, and --key is the plan's private key file.",
         example="shoal balancer --auto\n"
         f"{URL_VARIABLE}=shoal://admin:PASSWORD@10.0.0.1:7400 {READER_VARIABLE}=reader:PASSWORD \\\n"

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from shoal.cli import bench_match, bench_pipeline, bench_recording
 from shoal.cli.numbers import positive, positive_int
-from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.cli.output import Subparsers, add_command, console, figures_table, note, result
 from shoal.lab.bench import channels, plan
 
 Facts: TypeAlias = dict[str, Any]
@@ -135,14 +135,10 @@ def _measure_plan(args: argparse.Namespace) -> Facts:
 
 
 def _show_plan(args: argparse.Namespace, facts: Facts) -> None:
-    from rich.table import Table
-
     screen = console(args)
     machine = facts["machine"]
-    table = Table(title=f"plan, {machine['cores']} cores, {machine['cpu']}")
-    table.add_column("policy", no_wrap=True)
-    for heading in ("s", "CPU s", "moves", "highest ratio", "of bound"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    headings = ("policy", "s", "CPU s", "moves", "highest\nratio", "of\nbound")
+    table = figures_table(f"plan, {machine['cores']} cores, {machine['cpu']}", headings)
     for row in facts["rows"]:
         share = facts["ratios"][f"max_load_of_{row['contender']}_vs_bound"]
         cells = (f"{row['seconds']:.2f}", f"{row['cpu_seconds']:.2f}", f"{row['moves']:,.0f}")

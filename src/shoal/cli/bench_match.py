@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import console, note
+from shoal.cli.output import console, figures_table, note, short_number
 from shoal.lab.bench.loads import load as loads
 
 CHURN: Final = "churn"
@@ -90,38 +90,21 @@ _FILLING: Final = ("bytes_per_subscription", "inserts_per_s", "inserts_one_by_on
 
 def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     """Print the figures as a table."""
-    from rich import box
-    from rich.table import Table
-
     screen = console(args)
     machine, rows = facts["machine"], facts["rows"]
-    table = Table(
-        title=f"{facts['name']}, {machine['cores']} cores, {machine['cpu']}", box=box.SIMPLE, padding=(0, 1, 0, 0)
-    )
-    table.add_column("contender", no_wrap=True)
     hidden = _FILLING if "match_us_p50" in rows[0] else ()
     shown = [name for name in _COLUMNS if name in rows[0] and name not in hidden]
-    for name in shown:
-        table.add_column(_COLUMNS[name], justify="right", no_wrap=True)
+    title = f"{facts['name']}, {machine['cores']} cores, {machine['cpu']}"
+    table = figures_table(title, ("contender", *(_COLUMNS[name] for name in shown)))
     for row in rows:
-        table.add_row(row["contender"], *(_number(row.get(name)) for name in shown))
+        table.add_row(row["contender"], *(short_number(row.get(name)) for name in shown))
     screen.print(table)
     screen.print("CPU us: per event; ids: found per event; ins/s: filters inserted in bulk")
     screen.print(facts["workload"]["all"])
     for name, value in facts["ratios"].items():
-        screen.print(f"{name}: {_number(value)}")
+        screen.print(f"{name}: {short_number(value)}")
     if facts["name"] == "quotes":
         screen.print(
             f"{facts['quotes']:,} quotes of {facts['stocks']:,} stocks, {facts['deliveries']:,} deliveries in "
             f"{facts['seconds']:.1f} s; the reference evaluator agreed for {facts['checked_events']:,} quotes."
         )
-
-
-def _number(value: float | None) -> str:
-    """Format with three significant digits; measurements are not more precise than that."""
-    if value is None:
-        return ""
-    for unit, word in ((1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:.3g}{word}" if value < 1000 * unit else f"{value / unit:,.0f}{word}"
-    return f"{value:.3g}"

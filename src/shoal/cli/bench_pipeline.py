@@ -9,7 +9,7 @@ import argparse
 from typing import Any, Final
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import console, note
+from shoal.cli.output import console, figures_table, note, short_number
 
 PARTS: Final = ("sql", "source", "sink", "load", "archive", "match")
 
@@ -69,8 +69,8 @@ _COLUMNS: Final = {
     "rows_per_s": "rows/s",
     "rows_per_s_min": "least",
     "rows_per_s_max": "most",
-    "rows_per_cpu_s": "rows/CPU s",
-    "batch_ms_p50": "batch p50 ms",
+    "rows_per_cpu_s": "rows/\nCPU s",
+    "batch_ms_p50": "batch\np50 ms",
     "seconds": "s",
 }
 """Field of a row to its column heading."""
@@ -78,17 +78,11 @@ _COLUMNS: Final = {
 
 def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     """Print the figures as a table."""
-    from rich import box
-    from rich.table import Table
-
     screen = console(args)
     machine = facts["machine"]
-    table = Table(title=f"pipeline, {machine['cores']} cores, {machine['cpu']}", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    table.add_column("job", no_wrap=True)
-    for heading in _COLUMNS.values():
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = figures_table(f"pipeline, {machine['cores']} cores, {machine['cpu']}", ("job", *_COLUMNS.values()))
     for row in facts["rows"]:
-        table.add_row(row["contender"], *("" if row.get(name) is None else f"{row[name]:,g}" for name in _COLUMNS))
+        table.add_row(row["contender"], *(short_number(row.get(name)) for name in _COLUMNS))
     screen.print(table)
     screen.print(facts["workload"]["all"])
     for name, value in facts["ratios"].items():

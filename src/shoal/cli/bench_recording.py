@@ -10,7 +10,7 @@ import asyncio
 from typing import Any
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import console, note
+from shoal.cli.output import console, figures_table, note
 
 
 def add_flags(parser: argparse._ArgumentGroup) -> None:
@@ -39,14 +39,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     """Print the figures."""
-    from rich.table import Table
-
     screen = console(args)
     machine = facts["machine"]
-    table = Table(title=f"recording, {machine['cores']} cores, {machine['cpu']}")
-    table.add_column("run", no_wrap=True)
-    for heading in ("messages", "recorded", "gaps", "rows/s"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    title = f"recording, {machine['cores']} cores, {machine['cpu']}"
+    table = figures_table(title, ("run", "messages", "recorded", "gaps", "rows/s"))
     for row in facts["rows"]:
         recorded = row.get("recorded", row["messages"])
         table.add_row(

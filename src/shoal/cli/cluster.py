@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -21,6 +22,7 @@ from shoal.extras import require
 
 if TYPE_CHECKING:
     from shoal.cluster.cluster_report import ClusterReport
+    from shoal.cluster.doctor import Finding
     from shoal.cluster.status import ClusterStatus
 
 _LOAD_INTERVAL_S: Final = 0.3
@@ -99,9 +101,9 @@ def register(subparsers: Subparsers) -> None:
         run_status,
         "show what runs, where, and how loaded it is",
         example="shoal status\nshoal status --url shoal://admin:PASSWORD@10.0.0.1:7400 --json",
-        description="Show ring, leader, leases, moves and the load of each server, of any cluster; of a local cluster\n"
-        f"also its processes. All are asked at the same time; what does not answer within {_STATUS_TIMEOUT_S:g} s is\n"
-        "named. Exit status 0 only if the cluster is ready and everything answers.",
+        description="Show ring, leader, leases, moves and the load of each server, of any cluster; of a local cluster "
+        f"also its processes. All are asked at the same time; parts that do not answer within "
+        f"{_STATUS_TIMEOUT_S:g} s are named. Exit status 0 only if the cluster is ready and everything answers.",
     )
     parser.add_argument(
         "--url", default="", metavar="URL", help="address of the cluster (default: $SHOAL_COORDINATOR, else local)"
@@ -112,8 +114,8 @@ def register(subparsers: Subparsers) -> None:
         run_doctor,
         "check this machine for problems, with fixes",
         example="shoal doctor\nshoal doctor --quick --server redis://admin:PASSWORD@10.0.0.11:6379",
-        description="Check this machine for problems, with fixes, and measure what Shoal costs here: memory and start\n"
-        "of an agent, beside a server of its own that ends with the measurement (about ten seconds),\n"
+        description="Check this machine for problems, with fixes, and measure what Shoal costs here: memory and start "
+        "of an agent, beside a server of its own that ends with the measurement (about ten seconds), "
         "and the size of a client's installation.",
     )
     parser.add_argument("--quick", action="store_true", help="measure nothing")
@@ -144,22 +146,21 @@ def run_up(args: argparse.Namespace) -> int:
     ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
     ports.check(metered(args.balancers, servers, args.stores))
     directory = _directory(args)
-    note(f"starting {plural(servers, 'server')} ...")
+    note("starting ...")
     began = time.monotonic()
     status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
+    where = f" --state-dir {args.state_dir}" if args.state_dir else ""
     stores = f" and {plural(len(status.stores), 'store')}" if status.stores else ""
-    text = (
-        f"{plural(len(status.servers), 'server')}{stores} with agents, ready after {took_s:.1f} s; "
-        f"state in {directory.root}\n"
-        "try: shoal status, shoal sub tile.1, shoal down"
-    )
+    text = f"{plural(len(status.servers), 'server')}{stores} with agents, ready after {took_s:.1f} s\n"
+    text += f"state in {directory.root}\n"
     if status.resumed:
         text += (
-            f"\ncluster {status.cluster} was continued: the same addresses, passwords, key and plan;\n"
-            "messages that its servers had recorded are gone"
+            f"cluster {status.cluster} was continued, with the same addresses, passwords, key\n"
+            "and plan; messages that servers had recorded are gone\n"
         )
+    text += "\n  ".join(("try:", *(f"shoal {command}{where}" for command in ("status", "sub tile.1", "down"))))
     result(args, facts, text)
     return 0
 
@@ -274,13 +275,18 @@ def run_doctor(args: argparse.Namespace) -> int:
     weight, weight_findings = weigh(args.quick)
     findings += weight_findings
     colour = colour_wanted(sys.stdout)
-    lines = []
-    for finding in findings:
-        mark = f"{_COLOURS[finding.level]}{finding.level:<4}\x1b[0m" if colour else f"{finding.level:<4}"
-        lines.append(f"{mark} {finding.check:<11} {finding.text}" + (f" -> {finding.do}" if finding.do else ""))
     healthy = all(finding.level != "fail" for finding in findings)
-    result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings), **weight}, "\n".join(lines))
+    text = "\n".join(_finding_text(finding, colour) for finding in findings)
+    result(args, {"healthy": healthy, "findings": msgspec.to_builtins(findings), **weight}, text)
     return 0 if healthy else 1
+
+
+def _finding_text(finding: Finding, colour: bool) -> str:
+    """A finding within 80 columns, with what to do on lines of its own."""
+    texts = [finding.text] + ([f"-> {finding.do}"] if finding.do else [])
+    lines = [line for text in texts for line in textwrap.wrap(text, 63, break_long_words=False, break_on_hyphens=False)]
+    mark = f"{_COLOURS[finding.level]}{finding.level:<4}\x1b[0m" if colour else f"{finding.level:<4}"
+    return f"{mark} {finding.check:<11} " + f"\n{' ' * 17}".join(lines)
 
 
 def _directory(args: argparse.Namespace) -> StateDir:
@@ -302,14 +308,19 @@ def _report_lines(report: ClusterReport, ready: bool) -> list[str]:
         lines.append(f"problem: {report.trouble}")
     if report.contact:
         moves = f"{report.moving} moving" + (f", {report.requested} requested" if report.requested else "")
-        moves += f", plan {report.plan_under_way[:12]} is under way" if report.plan_under_way else ""
         pinned = f", {report.pinned} pinned" if report.pinned is not None else ""
         lines.append(f"channels with an entry: {report.entries}{pinned}; {moves}")
+        if report.plan_under_way:
+            lines.append(f"plan {report.plan_under_way[:12]} is under way")
     lines.append(f"{'server':<8}{'address':<18}{'lease':<8}{'state':<9}{'clients':>8}{'chan.':>7}")
     lines[-1] += f"{'msg/s':>8}{'kB/s':>8}{'CPU':>6}"
     for server in report.servers:
         lease = "unknown" if server.lease is None else _yes_no(server.lease)
-        row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}{lease:<8}{server.state:<9}"
+        row = f"{server.id:<8}{f'{server.host}:{server.port}':<18}"
+        if not row.endswith("  "):  # a long address: the rest of the row begins below it
+            lines.append(row.rstrip())
+            row = " " * 26
+        row += f"{lease:<8}{server.state:<9}"
         measured = server.load
         if measured is None:
             lines.append(f"{row} {server.trouble}")

@@ -8,11 +8,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import datetime as dt
+import textwrap
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.cli.output import Subparsers, add_command, plural, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, plural, result
 
 if TYPE_CHECKING:
     from shoal.leader.backup import Backup
@@ -29,7 +30,7 @@ def register(subparsers: Subparsers) -> None:
         help="save and restore the coordinator's data",
         description="Save the coordinator's data to a file, and put it back after its disk was lost.",
         epilog=f"example:\n  {_EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -39,7 +40,7 @@ def register(subparsers: Subparsers) -> None:
         run_backup,
         "save the coordinator's data to a new file",
         example="shoal coordinator backup plan.backup\n"
-        "SHOAL_COORDINATOR=shoal://admin:PASSWORD@10.0.0.1:7400 shoal coordinator backup /backup/plan-monday",
+        "SHOAL_COORDINATOR=shoal://admin:PASSWORD@10.0.0.1:7400 \\\n  shoal coordinator backup /backup/plan-monday",
         description="Save plan, recording marks, pool, requested moves, the balancer's state and the agents' secrets, "
         f"as they are at one moment. Not saved: {_NOT_SAVED}.",
     )
@@ -63,7 +64,8 @@ def run_backup(args: argparse.Namespace) -> int:
     backup = asyncio.run(_read(_url(args)))
     size = write_file(Path(args.file), backup)
     facts = {"file": args.file, "bytes": size, "keys": len(backup.keys), "not_saved": _NOT_SAVED}
-    result(args, facts, f"{plural(len(backup.keys), 'key')} in {args.file} ({size} bytes); not saved: {_NOT_SAVED}")
+    text = f"{plural(len(backup.keys), 'key')} in {args.file} ({size} bytes)"
+    result(args, facts, "\n".join([text, *textwrap.wrap(f"not saved: {_NOT_SAVED}", 80)]))
     return 0
 
 

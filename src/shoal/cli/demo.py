@@ -39,17 +39,17 @@ def register(subparsers: Subparsers) -> None:
         "demo",
         run,
         "show a live demo: a cluster, a balancer and game players, on this machine",
-        description="Starts a cluster with a balancer, and game players who use its channels. Players join until\n"
-        "servers fill up: channels move, a hot one is replicated, and servers are added. Then players\n"
-        "leave, and servers are drained and removed. One server is killed in between. The players count\n"
-        "lost messages. Everything is cleaned up at the end. A demo shorter than 40 s ends before the\n"
+        description="Starts a cluster with a balancer, and game players who use its channels. Players join until "
+        "servers fill up: channels move, a hot one is replicated, and servers are added. Then players "
+        "leave, and servers are drained and removed. One server is killed in between. The players count "
+        "lost messages. Everything is cleaned up at the end. A demo shorter than 40 s ends before the "
         "players leave.",
         example="shoal demo\nshoal demo --seconds 20 --headless --json",
     )
     parser.add_argument(
         "--seconds", type=float, default=SECONDS, metavar="N", help=f"duration in s (default {SECONDS:g})"
     )
-    parser.add_argument("--headless", action="store_true", help="print one line per second instead of the live view")
+    parser.add_argument("--headless", action="store_true", help="print two lines per second instead of the live view")
     parser.add_argument(
         "--players", type=int, default=PLAYERS, metavar="N", help=f"largest number of players (default {PLAYERS})"
     )
@@ -164,8 +164,8 @@ def facts(summary: Summary) -> dict[str, object]:
 
 @contextlib.contextmanager
 def _headless() -> Iterator[Callable[[DemoFrame], None]]:
-    """Print events as they occur and one line per second, to standard error."""
-    from shoal.lab.demo.view import event_line, line
+    """Print events as they occur and two lines per second, to standard error."""
+    from shoal.lab.demo.view import event_line, text_lines
 
     shown = seconds = 0
 
@@ -176,7 +176,7 @@ def _headless() -> Iterator[Callable[[DemoFrame], None]]:
         shown = len(frame.events)
         if len(frame.history) > seconds:
             seconds = len(frame.history)
-            note(line(frame))
+            note(text_lines(frame))
 
     yield show
 

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Subparsers, add_command, console, note, result
+from shoal.cli.output import Subparsers, add_command, console, figures_table, note, result
 from shoal.errors import ConfigError
 from shoal.lab.experiments import MODES, SEEDS, ExperimentOptions, experiments
 from shoal.lab.experiments.result import ExperimentResult
@@ -86,13 +86,9 @@ def _write(found: ExperimentResult, out: Path) -> list[Path]:
 
 
 def _show(args: argparse.Namespace, found: ExperimentResult) -> None:
-    from rich.table import Table
-
     screen = console(args)
     for rows in found.tables:
-        table = Table(title=rows.title)
-        for index, heading in enumerate(rows.headings):
-            table.add_column(heading, justify="right" if index else "left")
+        table = figures_table(rows.title, rows.headings, fold=True)
         for row in rows.rows:
             table.add_row(*row)
         screen.print(table)

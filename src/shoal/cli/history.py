@@ -41,7 +41,7 @@ def register(subparsers: Subparsers) -> None:
         description="Print the recorded messages of a channel, from the archive and from the servers' "
         "records, in order "
         "and each message once. Gaps are shown where messages are missing.\n\n"
-        "TIME is a date and time, in UTC unless a zone is given (2026-11-01T10:00, 2026-11-01T10:00+02:00),\n"
+        "TIME is a date and time, in UTC unless a zone is given (2026-11-01T10:00, 2026-11-01T10:00+02:00), "
         "or an age: a number and s, m, h or d (90s, 15m, 2h, 1.5d).",
     )
     parser._negative_number_matcher = re.compile(r"-\d")  # "--since -5m" is an invalid time, not a missing one

@@ -20,15 +20,43 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Handler: TypeAlias = Callable[[argparse.Namespace], int]
+
+_ITEM: Final = re.compile(r"[\w-]+: ")
+_EXAMPLES: Final = ("example:", "examples:")
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Fits descriptions into the terminal, line by line; `name: text` is an item of a list. Long examples continue on
+    the next line as in a shell, so that they can be copied."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if text.startswith(_EXAMPLES):
+            return "\n".join(_folded(line, width) for line in text.splitlines())
+        lines = []
+        for line in text.splitlines():
+            hanging = "  " if _ITEM.match(line) else ""
+            lines.append(textwrap.fill(line, width, initial_indent=indent, subsequent_indent=indent + hanging))
+        return "\n".join(lines)
+
+
+def _folded(command: str, width: int) -> str:
+    """A command in lines of a shell, broken before options."""
+    end = command.rfind(" --", 0, width - 2)
+    if len(command) <= width or end < 0:
+        return command
+    return f"{command[:end]} \\\n{_folded('     ' + command[end:], width)}"
 
 
 def add_command(
@@ -44,7 +72,7 @@ def add_command(
         help=summary,
         description=description or summary[:1].upper() + summary[1:] + ".",
         epilog="example:\n" + "\n".join(f"  {line}" for line in example.splitlines()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     parser.set_defaults(run=run, json=False)
@@ -126,3 +154,27 @@ def console(args: argparse.Namespace) -> Console:
 
     stream = sys.stderr if args.json else sys.stdout
     return Console(file=stream, no_color=not colour_wanted(stream), highlight=False)
+
+
+def figures_table(title: str, headings: Sequence[str], *, fold: bool = False) -> Table:
+    """Create a narrow table: names in the first column, figures in the others, on one line each unless `fold`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    box = None if fold else SIMPLE_HEAD
+    table = Table(title=title, box=box, padding=(0, 1, 0, 0), show_edge=False, title_justify="left")
+    for index, heading in enumerate(headings):
+        word = max(map(len, heading.split()), default=1)
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(heading, justify=justify, no_wrap=not fold, overflow="fold", min_width=word)
+    return table
+
+
+def short_number(value: float | None) -> str:
+    """Format with three significant digits; measurements are not more precise than that."""
+    if value is None:
+        return ""
+    for unit, word in ((1e6, "M"), (1e3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{word}" if value < 1000 * unit else f"{value / unit:,.0f}{word}"
+    return f"{value:.3g}"

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from shoal.cli.output import Subparsers
+from shoal.cli.output import HelpFormatter, Subparsers
 from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def register(subparsers: Subparsers) -> None:
         help="run a Spark job",
         description="Run a job on Spark: on this machine, or on a cluster with --master and --conf.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     jobs = parser.add_subparsers(title="jobs", metavar="JOB", required=True)

@@ -31,8 +31,8 @@ def add(jobs: Subparsers) -> None:
         run,
         "compute load windows from telemetry",
         example=_EXAMPLE,
-        description="Fold the telemetry of a cluster into load windows, on Spark. With --once: the telemetry that\n"
-        "is on the streams now. Without: continuously, until stopped; the cluster's balancer uses these\n"
+        description="Fold the telemetry of a cluster into load windows, on Spark. With --once: the telemetry that "
+        "is on the streams now. Without: continuously, until stopped; the cluster's balancer uses these "
         "windows while they arrive in time (see `shoal up --windows spark`).",
     )
     parser.add_argument("--once", action="store_true", help="process the existing telemetry, print the result and exit")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, plural, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, plural, result
 from shoal.cli.plan_audit import register_audit
 from shoal.cli.plan_move import register_move
 from shoal.cli.plan_moves import MoveView, describe_moves, read_moves
@@ -80,7 +80,7 @@ def register(subparsers: Subparsers) -> None:
         help="show the plan and explain placements",
         description="Show the plan, explain placements, and move channels.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -169,8 +169,9 @@ def _explanation_text(found: Explanation) -> str:
     assert found.before is not None
     assert found.digest is not None
     return (
-        f"{where}: {found.reason}{figures_text(found.figures)}; from {', '.join(found.before)} "
-        f"by policy {found.policy}, window until {_time_text(found.window_end_s)}, plan {found.digest[:12]}"
+        f"{where}\n"
+        f"  reason: {found.reason}{figures_text(found.figures)}; before: {', '.join(found.before)}\n"
+        f"  by policy {found.policy}, window until {_time_text(found.window_end_s)}, plan {found.digest[:12]}"
     )
 
 

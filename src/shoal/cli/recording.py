@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from typing import Final
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.wire.envelope import check_channel_name
 
 _TIMEOUT_S: Final = 5.0
@@ -23,7 +23,7 @@ def register(subparsers: Subparsers) -> None:
         help="list, start and stop recorded channels",
         description="Start and stop recording channels, and list recorded ones.",
         epilog=f"example:\n  {_EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

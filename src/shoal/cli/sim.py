@@ -20,8 +20,8 @@ def register(subparsers: Subparsers) -> None:
         run,
         "run a simulation campaign of a protocol, by seed",
         example="shoal sim channels --seeds 1000 --json\n"
-        "shoal sim channels --seeds 1 --from-seed 17     # replay\n"
-        "shoal sim channels --seeds 200 --break heal     # must find violations, and exits 1\n"
+        "shoal sim channels --seeds 1 --from-seed 17  # replay\n"
+        "shoal sim channels --seeds 200 --break heal  # finds violations, exits 1\n"
         "shoal sim channels --break list\n"
         "shoal sim moves --seeds 200 --break widen-before-switch\n"
         "shoal sim balancer --seeds 300 --json\n"

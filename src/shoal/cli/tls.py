@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.errors import ConfigError, TlsError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def register(subparsers: Subparsers) -> None:
         help="make and renew the certificates of a cluster with TLS",
         description="Make and renew the certificates of a cluster with TLS.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
@@ -72,8 +72,8 @@ def register(subparsers: Subparsers) -> None:
         run_renew,
         "issue all certificates again, for the same names, with new keys",
         description="With --dir: issue the certificates of `shoal tls init` again; copy them to their machines.\n"
-        "Without: renew those of the local cluster, and make its servers load them. Its supervisor\n"
-        "also does so in time.",
+        "Without: renew those of the local cluster, and make its servers load them. Its supervisor also renews them "
+        "before they expire.",
         example="shoal tls renew --dir tls\nshoal tls renew",
     )
     renew.add_argument(
@@ -112,12 +112,11 @@ def run_init(args: argparse.Namespace) -> int:
     lines = [
         f"authority in {folder}; ca.key stays here, with mode 0600",
         "copy to each machine, as /etc/shoal/tls/, readable for its processes only:",
-        *(
-            f"  {name:<12} ca.pem {name}.pem, and the lines of {name}.{CONFIGURATION} into its redis.conf"
-            for name in servers
-        ),
+        *(f"  {name:<12} ca.pem {name}.pem {name}.{CONFIGURATION}" for name in servers),
         *(f"  {role:<12} ca.pem {role}.pem" for role in ROLES),
-        "then: SHOAL_URL='shoals://ROLE:PASSWORD@HOST:PORT?ca=/etc/shoal/tls/ca.pem&cert=/etc/shoal/tls/ROLE.pem'",
+        f"NAME.{CONFIGURATION} has lines for that server's redis.conf",
+        "then, with TLS=/etc/shoal/tls:",
+        '  SHOAL_URL="shoals://ROLE:PASSWORD@HOST:PORT?ca=$TLS/ca.pem&cert=$TLS/ROLE.pem"',
     ]
     result(args, _facts(folder, authority), "\n".join(lines))
     return 0

@@ -124,8 +124,8 @@ def register(subparsers: Subparsers) -> None:
         run_top,
         "show live load by server and channel, and the balancer's actions",
         example="shoal top\nshoal top --once --json",
-        description="Show the load by server and the busiest channels, every second, from the agents' telemetry;\n"
-        "and the balancer's last plans and moves with their reasons, and joining and leaving servers, from\n"
+        description="Show the load by server and the busiest channels, every second, from the agents' telemetry; "
+        "and the balancer's last plans and moves with their reasons, and joining and leaving servers, from "
         "the coordinator.",
     )
     parser.add_argument("--once", action="store_true", help="show one snapshot and exit (also with --json alone)")

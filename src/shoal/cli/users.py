@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.errors import ConflictError, PlanError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def register(subparsers: Subparsers) -> None:
         help="change the passwords and the agents' secret of a running cluster",
         description="Change the passwords of a local cluster, or the agents' secret of any cluster, while it runs.",
         epilog=f"example:\n  {_EXAMPLE}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

@@ -7,6 +7,7 @@ constructor's keywords is in `options`.
 from __future__ import annotations
 
 import asyncio
+import copy
 import warnings
 from collections.abc import Generator
 from types import TracebackType
@@ -79,8 +80,11 @@ class Redis:
         self._limits = limits or DEFAULT_LIMITS
         self._deadlines = Deadlines(socket_timeout, self._limits.connect_timeout_s)
         self._encoder = Encoder(encoding, encoding_errors, decode_responses)
+        self._begin()
+
+    def _begin(self) -> None:
         self._bus: Bus | None = None
-        self._buses = OpenBuses(socket_timeout)
+        self._buses = OpenBuses(self._deadlines.answer.seconds)
         self._opening = asyncio.Lock()
 
     @classmethod
@@ -89,6 +93,12 @@ class Redis:
         win over keywords."""
         address, options = read_url(url)
         return cls(url=address, **{**kwargs, **options})
+
+    def client(self) -> Self:
+        """A new client with the same options. (redis-py's has a single connection; here each client has its own.)"""
+        other = copy.copy(self)
+        other._begin()
+        return other
 
     if not TYPE_CHECKING:
 
@@ -127,15 +137,16 @@ class Redis:
     async def _open_bus(self) -> Bus:
         if self._bus is not None:
             return self._bus
-        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"), self._opening:
-            if self._bus is None:
-                self._bus = await connect(self._url, limits=self._limits).open()
-                self._buses.adopt(self, self._bus)
-            return self._bus
+        with Deadline(self._deadlines.opening, "the cluster could not be opened"):
+            async with self._opening:
+                if self._bus is None:
+                    self._bus = await connect(self._url, limits=self._limits).open()
+                    self._buses.adopt(self, self._bus)
+                return self._bus
 
     async def _open_connection(self) -> PubSubConnection:
         sibling = (await self._open_bus()).sibling()
-        async with Deadline(self._deadlines.opening_s, "the cluster could not be opened"):
+        with Deadline(self._deadlines.opening, "the cluster could not be opened"):
             connection = PubSubConnection(await sibling.open(), self._encoder, self._deadlines)
         self._buses.adopt(connection, connection.bus)
         return connection
@@ -156,8 +167,8 @@ class Redis:
         agent is down, the number is one too small.
         """
         name, payload = self._encoder.encode(channel), self._encoder.encode(message)
-        bus = await self._open_bus()
-        async with Deadline(self._deadlines.answer_s, "the message is not confirmed and may still arrive"):
+        bus = self._bus or await self._open_bus()
+        with Deadline(self._deadlines.answer, "the message is not confirmed and may still arrive"):
             return max(0, await bus.publish_counted(name, payload) - 1)
 
     async def spublish(self, shard_channel: Encodable, message: Encodable) -> int:
@@ -175,7 +186,7 @@ class Redis:
     async def ping(self, **kwargs: Any) -> bool:
         """Checks that every server of the cluster answers; the error names one that does not."""
         bus = await self._open_bus()
-        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
+        with Deadline(self._deadlines.answer, "a server does not answer"):
             await bus.ask_servers("PING")
         return True
 
@@ -208,7 +219,7 @@ class Redis:
 
     async def _ask_servers(self, *args: bytes) -> dict[str, Any]:
         bus = await self._open_bus()
-        async with Deadline(self._deadlines.answer_s, "a server does not answer"):
+        with Deadline(self._deadlines.answer, "a server does not answer"):
             return await bus.ask_servers(b"PUBSUB", *args)
 
 

@@ -26,7 +26,8 @@ class PubSubConnection:
     def __init__(self, bus: Bus, encoder: Encoder, deadlines: Deadlines) -> None:
         self.bus = bus
         self._encoder = encoder
-        self._deadlines = deadlines
+        self.answer = deadlines.answer
+        self._reach_s = deadlines.connect_s
         self._feeds: dict[tuple[Kind, bytes], Feed] = {}
         self._queue = ReadQueue()
         self._cut = False
@@ -36,7 +37,7 @@ class PubSubConnection:
     @property
     def socket_timeout(self) -> float | None:
         """The limit of a call that waits for servers."""
-        return self._deadlines.answer_s
+        return self.answer.seconds
 
     @property
     def is_connected(self) -> bool:
@@ -47,7 +48,7 @@ class PubSubConnection:
         """After `disconnect`: waits until all subscriptions are in force again, then repeats the subscribe messages."""
         if not self._cut:
             return
-        async with Deadline(self.socket_timeout, "the subscriptions are not in force again"):
+        with Deadline(self.answer, "the subscriptions are not in force again"):
             if not await self.bus.until(self._settled, self.bus.limits.subscribe_timeout_s):
                 raise SubscribeTimeoutError("the subscriptions are not in force again", do="check `shoal status`")
         self._cut = False
@@ -69,7 +70,7 @@ class PubSubConnection:
         for feed in self._feeds.values():
             feed.hold()
         try:
-            async with Deadline(self.socket_timeout, "the connections are not closed"):
+            with Deadline(self.answer, "the connections are not closed"):
                 await self.bus.disconnect()
         finally:
             self._cut = True
@@ -107,7 +108,7 @@ class PubSubConnection:
 
     async def ping(self, data: bytes) -> None:
         """Pings every server; a "pong" with the data follows."""
-        async with Deadline(self.socket_timeout, "a server does not answer"):
+        with Deadline(self.answer, "a server does not answer"):
             await self.bus.ask_servers("PING")
         self._queue.put([self._encoder.decode(b"pong"), self._encoder.decode(data)])
 
@@ -126,7 +127,7 @@ class PubSubConnection:
         entry = await self._queue.get(timeout_s)
         if entry is None:
             for feed in self._feeds.values():
-                feed.check_reachable(self._deadlines.connect_s)
+                feed.check_reachable(self._reach_s)
             if self.bus.closed:
                 self._queue.end()
                 return await self._queue.get(0)

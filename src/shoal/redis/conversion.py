@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from redis import asyncio as redis_py
 from redis import exceptions
 
 from shoal import errors
@@ -25,10 +26,14 @@ Response: TypeAlias = list[Any]
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """A name and its handler, for names that cannot be keyword arguments. redis-py's own `Subscription` works too."""
+    """A name and its handler, for names that cannot be keyword arguments."""
 
     name: Encodable
     handler: Handler | None = None
+
+
+if not TYPE_CHECKING:
+    Subscription = getattr(redis_py, "Subscription", Subscription)  # redis-py has it since 8.0
 
 
 class MessagesLostError(exceptions.ConnectionError):
@@ -60,7 +65,7 @@ class Encoder:
         if type(value) in (int, float):
             return repr(value).encode()
         raise exceptions.DataError(
-            f"cannot send a {type(value).__name__}: convert it to bytes, str, int or float first"
+            f"cannot send a value of type {type(value).__name__}: convert it to bytes, str, int or float first"
         )
 
     def decode(self, value: bytes) -> Name:

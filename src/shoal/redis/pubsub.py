@@ -202,8 +202,9 @@ class PubSub:
             known.update(names)
             ending.difference_update(names)
             try:
-                async with Deadline(connection.socket_timeout, "the subscription is not in force"), self._lock:
-                    await connection.subscribe(kind, raw)
+                with Deadline(connection.answer, "the subscription is not in force"):
+                    async with self._lock:
+                        await connection.subscribe(kind, raw)
             except BaseException:
                 for name in names:
                     known.pop(name, None)
@@ -227,8 +228,9 @@ class PubSub:
 
     async def _unsubscribe(self, kind: Kind, args: tuple[Any, ...]) -> None:
         connection = await self._connected()
-        async with Deadline(connection.socket_timeout, "the subscription has not ended"), self._lock:
-            ended = await connection.unsubscribe(kind, [self.encoder.encode(name) for name in flatten(args)])
+        with Deadline(connection.answer, "the subscription has not ended"):
+            async with self._lock:
+                ended = await connection.unsubscribe(kind, [self.encoder.encode(name) for name in flatten(args)])
         self._ending(kind).update(ended)
 
     async def ping(self, message: Encodable | None = None) -> None:

@@ -15,7 +15,7 @@ from shoal.lab.demo.delivery_audit import Tally
 from shoal.lab.demo.frames import REPORT_S_MAX, DemoFrame, DemoSecond, Sampler, ServerRow, percentile, server_rows
 from shoal.lab.demo.run import Summary
 from shoal.lab.demo.server_events import DemoEvent
-from shoal.lab.demo.view import BAR, LiveView, line, load_bar, sparkline, summary_table
+from shoal.lab.demo.view import BAR, LiveView, load_bar, sparkline, summary_table, text_lines
 
 
 def load(server: str, ratio: float) -> ServerSecond:
@@ -89,13 +89,15 @@ def test_a_load_bar_shows_how_full_a_server_is() -> None:
     assert colours == ["green", "yellow", "red"]
 
 
-def test_a_line_is_plain_text() -> None:
-    text = line(a_frame(lost=2))
+def test_a_second_is_plain_text_in_80_columns() -> None:
+    text = text_lines(a_frame(lost=2))
     assert text.isascii()
     assert "lost 2" in text
     assert "moves 3" in text
     assert "load 50 % busiest 91 %  plans 4" in text
     assert "p99 1.23 s" in text
+    assert "duplicated" not in text  # only faults that occurred
+    assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(("lost", "verdict"), [(0, "nothing was lost"), (1, "the promise was broken")])

@@ -222,18 +222,18 @@ def _panel(content: RenderableType, title: str, colour: str = "bright_black", li
     )
 
 
-def line(frame: DemoFrame) -> str:
-    """The last second in one line of plain text."""
+def text_lines(frame: DemoFrame) -> str:
+    """The last second in two lines of plain text, for 80 columns."""
     second = frame.history[-1]
     tally = frame.tally
-    leases = ",".join(row.id for row in frame.servers if row.lease and row.state == "running")
+    up = sum(row.lease and row.state == "running" for row in frame.servers)
+    faults = {"duplicated": tally.duplicated, "reordered": tally.reordered, "gaps": tally.gaps_reported}
     return (
-        f"{frame.elapsed_s:5.1f} s  players {second.players:3}  messages/s {second.messages_per_s:5.0f}  "
-        f"deliveries/s {second.deliveries_per_s:6.0f}  p50 {_ms(second.p50_ms)}  p99 {_ms(second.p99_ms)}  "
-        f"cpu {100 * second.cpu_share:.0f} %  lost {tally.lost}  duplicated {tally.duplicated}  "
-        f"reordered {tally.reordered}  gaps {tally.gaps_reported}  "
-        f"load {_percent(second.load_mean)} busiest {_percent(second.load_max)}  plans {frame.proposals}  "
-        f"moves {frame.moves_ended}  ring {frame.ring_version}  up {leases or '-'}"
+        f"{frame.elapsed_s:5.1f} s  players {second.players:3}  msg/s {second.messages_per_s:5.0f}  "
+        f"deliveries/s {second.deliveries_per_s:6.0f}  p99 {_ms(second.p99_ms)}  servers {up}\n"
+        f"         load {_percent(second.load_mean)} busiest {_percent(second.load_max)}  plans {frame.proposals}  "
+        f"moves {frame.moves_ended}  cpu {100 * second.cpu_share:.0f} %  lost {tally.lost}"
+        + "".join(f"  {name} {count}" for name, count in faults.items() if count)
     )
 
 

@@ -274,7 +274,7 @@ def _table(setup: ReplicationSetup, points: dict[str, list[Point]], largest: dic
     ]
     rows += [("supported", label, f"{size:.0f}", "", "", "", "", "") for label, size in largest.items()]
     headings = (
-        setup.grows, "", "response", "without WAN p50/p99", "undelivered", "load ratio", "link", "CPU server/machine"
+        setup.grows, "", "response", "without WAN p50/p99", "undelivered", "load ratio", "link", "CPU server / machine"
     )  # fmt: skip
     return Table(f"{setup.name} on real servers", headings, rows)
 

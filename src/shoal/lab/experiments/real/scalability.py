@@ -132,7 +132,8 @@ def _table(games: dict[str, GameRecord], players: dict[str, int]) -> Table:
         for policy, played in games.items()
     ]
     headings = (
-        "policy", "players", "servers", "server min", "plans", "moves", "lost/twice/reordered", "CPU server/machine"
+        "policy", "players", "servers", "server min", "plans", "moves", "lost / twice / reordered",
+        "CPU server / machine",
     )  # fmt: skip
     return Table("dynamoth-2 on real servers", headings, rows)
 
