@@ -1,9 +1,9 @@
 """BLAKE2s (RFC 7693) for compiled loops: hashes of bytes that never become Python objects.
 
-Owns the compression function, and the hash with a label, keyed and not. The same function as `hashlib.blake2s`, with which the
-tests compare it. It does not depend on channels and touches no socket. Words of 32 bits are kept in 64-bit registers
-where numba would widen them anyway; LLVM narrows them again. Where the loops run as Python (`loop_source`), the
-compression works on plain integers.
+Owns the compression function, and the hash with a label, keyed and not. The same function as `hashlib.blake2s`, with
+which the tests compare it. It does not depend on channels and touches no socket. Words of 32 bits are kept in 64-bit
+registers where numba would widen them anyway; LLVM narrows them again. Where the loops run as Python (`loop_source`),
+the compression works on plain integers.
 """
 
 from __future__ import annotations

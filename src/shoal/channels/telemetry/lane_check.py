@@ -1,9 +1,9 @@
 """The compiled check of the tags of published messages (see `shoal.wire.lane_tag` and docs/identity.md).
 
 Owns how the scanner finds the key of a stream's publisher, and what it notes about messages whose tag is false. The key
-is derived at the stream's first message from the agents' secret and kept in the stream's record, so that a message costs
-one compression. Nothing of a message with a false tag enters the tables of channels and streams.
-Never touches a socket or a clock.
+is derived at the stream's first message from the agents' secret and kept in the stream's record, so that a message
+costs one compression. Nothing of a message with a false tag enters the tables of channels and streams. Never touches a
+socket or a clock.
 
 The scan knows the keys of known streams. For any other message `take_number` answers `UNKNOWN_LANE`; the scan then
 calls `find_lane`, which leaves its result in the cursor, and takes the message again. `find_lane` is a kernel of its
