@@ -245,7 +245,7 @@ async def flood_beside_a_bus(scene: Scene, client: int | None, seal: control.Sea
     """A bus subscribes and publishes while Hellos come in the name of a client, or of the bus."""
     before = scene.lost
     hellos = (control.Hello(nonce, b"flood.%d" % nonce, False, True, 0, 0) for nonce in range(1, FLOOD))
-    assert FLOOD > 1.5 * PATIENT.control_at_once_max
+    assert 1.5 * PATIENT.control_at_once_max < FLOOD
     async with shoal.connect(scene.url, limits=PATIENT) as bus:
         name = bus.client_id if client is None else client
         flood = [(b"PUBLISH", AGENT_CHANNEL, control.encode(hello, name, hello.nonce, seal)) for hello in hellos]
