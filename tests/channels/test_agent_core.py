@@ -594,14 +594,14 @@ def of_version(version: int, client: int = CLIENT, number: int = 5) -> bytes:
     return data[:2] + bytes((version,)) + data[3:]
 
 
-@pytest.mark.parametrize("version", [0, 1, 3, 255])
+@pytest.mark.parametrize("version", [0, 1, 2, 4, 255])
 def test_a_client_of_another_version_is_refused(version: int) -> None:
     driver = session()
     driver.hear(AGENT_CHANNEL, of_version(version))
     ((client, number, refused),) = driver.take_with_heads(inbox_channel(CLIENT), control.Refused)
     assert isinstance(refused, control.Refused)
     assert (client, number) == (CLIENT, 5)
-    assert (refused.code, refused.version_min, refused.version_max) == ("version", 2, 2)
+    assert (refused.code, refused.version_min, refused.version_max) == ("version", 3, 3)
     assert f"version {version}" in refused.text
     assert driver.core.take_other_formats() == {"control messages of other versions": 1}
     assert driver.core.counters.garbage == driver.core.counters.greetings == 0
@@ -610,10 +610,10 @@ def test_a_client_of_another_version_is_refused(version: int) -> None:
 def test_refusals_are_limited() -> None:
     driver = session()
     for _ in range(50):
-        driver.hear(AGENT_CHANNEL, of_version(3))
+        driver.hear(AGENT_CHANNEL, of_version(4))
     assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == REFUSALS_PER_S_MAX
     driver.now += 1.0
-    driver.hear(AGENT_CHANNEL, of_version(3))
+    driver.hear(AGENT_CHANNEL, of_version(4))
     assert len(driver.take(inbox_channel(CLIENT), control.Refused)) == 1
 
 
@@ -636,7 +636,7 @@ def test_a_client_of_format_1_is_noted_and_not_answered() -> None:
 @pytest.mark.parametrize("channel", [HEARTBEAT_CHANNEL, b"__shoal:other"])
 def test_other_versions_elsewhere_are_not_answered(channel: bytes) -> None:
     driver = session()
-    driver.hear(channel, of_version(3))
+    driver.hear(channel, of_version(4))
     assert driver.take(inbox_channel(CLIENT), control.Refused) == []
 
 
@@ -648,7 +648,7 @@ def test_other_versions_elsewhere_are_not_answered(channel: bytes) -> None:
 def test_garbage_is_counted_and_harmless(data: bytes, marked: bool, channel: bytes) -> None:
     driver = session()
     publish(driver, 1)
-    driver.hear(channel, b"\xf5D\x02" + data if marked else data)
+    driver.hear(channel, b"\xf5D\x03" + data if marked else data)
     publish(driver, 2)
     driver.tell(hello(nonce=4))
     answer = driver.answers()[-1]

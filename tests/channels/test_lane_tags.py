@@ -26,7 +26,7 @@ def is_authentic(key: ClientKey, server: str, channel: bytes, blob: bytes) -> bo
     settled = blob[HEADER_BYTES + 8 * words :] if blob[2] & BEACON else b""
     covered = blob[:TAG_AT] + blob[HEADER_BYTES : HEADER_BYTES + 8 * words] + settled
     lane = hashlib.blake2s(bytes((len(server),)) + server.encode() + channel, key=key.key, person=b"lane").digest()
-    tag = hashlib.blake2s(covered, key=lane, person=b"message", digest_size=8).digest()
+    tag = hashlib.blake2s(lane + covered, person=b"message", digest_size=8).digest()
     return blob[TAG_AT:HEADER_BYTES] == tag
 
 

@@ -581,7 +581,7 @@ def test_an_agent_that_refuses_the_version_is_reported() -> None:
     driver.subscribe(b"tile")
     ((_, number, greet),) = driver.heard_with_heads("s1", control.Greet)
     assert isinstance(greet, control.Greet)
-    assert (greet.version_min, greet.version_max) == (2, 2)
+    assert (greet.version_min, greet.version_max) == (3, 3)
     assert refuse(driver, number) == [AgentRefused("s1", "version", 3, 4, "too old")]
     driver.servers["s1"].silent = False
     driver.advance(2.0)
@@ -626,7 +626,7 @@ def test_garbage_on_internal_channels_is_counted_and_harmless(data: bytes, marke
     driver = RouterDriver()
     sub = driver.subscribe(b"tile")
     driver.message("s1", b"tile", STREAM, 1, b"before")
-    driver.push("s1", channel, b"\xf5D\x02" + data if marked else data)
+    driver.push("s1", channel, b"\xf5D\x03" + data if marked else data)
     driver.message("s1", b"tile", STREAM, 2, b"after")
     assert driver.payloads(sub) == [b"before", b"after"]
     driver.publish(b"tile", b"mine")

@@ -72,7 +72,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
 @pytest.mark.parametrize(
     ("message", "kind", "body"),
     [
-        (control.Greet(2, 3, 4), 1, "96" + "0203040202c2"),
+        (control.Greet(2, 3, 4), 1, "96" + "0203040303c2"),
         (control.Hello(1, b"a", False, True, 2, 3, 4, 5, 6), 2, "99" + "01c40161c2c30203040506"),
         (control.Bye(b"a", True, 2), 3, "93" + "c40161c302"),
         (control.Present(1, 2, 0, 1, [b"a"], [], [(b"b", 3, 4)]), 4, "97" + "0102000191c401619091" + "93c401620304"),
@@ -102,7 +102,7 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
     ids=lambda value: type(value).__name__ if isinstance(value, msgspec.Struct) else "",
 )
 def test_the_wire_form_is_the_one_in_the_documentation(message: control.Control, kind: int, body: str) -> None:
-    head = "f54402" + f"{kind:02x}" + "00000000" + "0100000000000000" + "0203000000000000"
+    head = "f54403" + f"{kind:02x}" + "00000000" + "0100000000000000" + "0203000000000000"
     assert control.encode(message, 1, 0x302).hex() == head + body
     assert control.decode(bytes.fromhex(head + body)) == (1, 0x302, message)
 
@@ -125,7 +125,7 @@ def test_a_hello_of_a_publisher_names_its_stream() -> None:
 # Other versions
 
 
-@given(message=MESSAGES, client=CLIENT, number=U64, version=U8.filter(lambda version: version != 2))
+@given(message=MESSAGES, client=CLIENT, number=U64, version=U8.filter(lambda version: version != control.VERSION))
 def test_the_head_of_another_version_can_be_read(
     message: control.Control, client: int, number: int, version: int
 ) -> None:
@@ -134,7 +134,7 @@ def test_the_head_of_another_version_can_be_read(
     if isinstance(message, control.Refused):
         assert control.decode(other) == (client, number, message)
     else:
-        with pytest.raises(ProtocolError, match=f"of version {version}; this process speaks 2"):
+        with pytest.raises(ProtocolError, match=f"of version {version}; this process speaks 3"):
             control.decode(other)
     head = control.read_head(other)
     assert head is not None

@@ -1,9 +1,9 @@
-"""BLAKE2s (RFC 7693) for compiled loops: keyed hashes of bytes that never become Python objects.
+"""BLAKE2s (RFC 7693) for compiled loops: hashes of bytes that never become Python objects.
 
-Owns the compression function and the keyed hash with a label. The same function as `hashlib.blake2s`, with which the
-tests compare it. It does not depend on channels and touches no socket. Words of 32 bits are kept in 64-bit registers
-where numba would widen them anyway; LLVM narrows them again. Where the loops run as Python (`loop_source`), the
-compression works on plain integers.
+Owns the compression function, and the hash with a label, keyed and not. The same function as `hashlib.blake2s`, with
+which the tests compare it. It does not depend on channels and touches no socket. Words of 32 bits are kept in 64-bit
+registers where numba would widen them anyway; LLVM narrows them again. Where the loops run as Python (`loop_source`),
+the compression works on plain integers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ _I0, _I1, _I2, _I3, _I4, _I5, _I6, _I7 = (
         *(0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19),
     )
 )
-_KEYED: Final = np.uint32(1 << 24 | 1 << 16 | KEY_BYTES << 8)
-"""The first word of the parameters without the size of the digest: one leaf, keyed."""
+_PLAIN: Final = np.uint32(1 << 24 | 1 << 16)
+_KEYED: Final = np.uint32(_PLAIN | KEY_BYTES << 8)
+"""The first word of the parameters without the size of the digest: one leaf, without a key and with one."""
 
 
 def label_words(label: bytes) -> tuple[np.uint32, np.uint32]:
@@ -143,6 +144,13 @@ def compress(h: State, m: Block, hashed: int, last: bool) -> State:
 def take_block(h: State, m: Block, hashed: int, last: bool) -> State:
     """The same as a function of its own: inlined everywhere, the compression would take a minute to compile."""
     return compress(h, m, hashed, last)
+
+
+@part
+def plain_state(label: tuple[Word, Word], digest_bytes: int) -> State:
+    """The state in which a hash without a key begins."""
+    first = np.uint32(_I0 ^ _PLAIN ^ np.uint32(digest_bytes))
+    return first, _I1, _I2, _I3, _I4, _I5, np.uint32(_I6 ^ label[0]), np.uint32(_I7 ^ label[1])
 
 
 @kernel

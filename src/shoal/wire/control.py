@@ -48,8 +48,9 @@ from shoal.limits import KIB, NAME_BYTES_MAX
 from shoal.wire import identity
 from shoal.wire.envelope import CLIENT_ID_BITS
 
-VERSION: Final = 2
-"""The only version of control messages that this code reads and writes."""
+VERSION: Final = 3
+"""The only version of control messages that this code reads and writes. Peers of another version are refused, so it
+also changes with the tags of published messages (`lane_tag`): those of version 2 were keyed hashes."""
 
 U64 = Annotated[int, Meta(ge=0)]
 U32 = Annotated[int, Meta(ge=0, lt=1 << 32)]

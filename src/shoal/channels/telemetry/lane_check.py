@@ -1,17 +1,18 @@
 """The compiled check of the tags of published messages (see `shoal.wire.lane_tag` and docs/identity.md).
 
 Owns how the scanner finds the key of a stream's publisher, and what it notes about messages whose tag is false. The key
-is derived at the stream's first message from the agents' secret; its prepared state is kept in the stream's record, so
-that a message costs one compression. Nothing of a message with a false tag enters the tables of channels and streams.
-Never touches a socket or a clock.
+is derived at the stream's first message from the agents' secret and kept in the stream's record, so that a message
+costs one compression. Nothing of a message with a false tag enters the tables of channels and streams. Never touches a
+socket or a clock.
 
-The scan knows the states of known streams. For any other message `take_number` answers `UNKNOWN_LANE`; the scan then
+The scan knows the keys of known streams. For any other message `take_number` answers `UNKNOWN_LANE`; the scan then
 calls `find_lane`, which leaves its result in the cursor, and takes the message again. `find_lane` is a kernel of its
 own: inlined, the scan would take a minute to compile.
 """
 
 from __future__ import annotations
 
+import struct
 from typing import Final
 
 import numpy as np
@@ -39,12 +40,13 @@ from shoal.wire.blake2s import (
     label_words,
     load_block,
     load_words,
+    plain_state,
     take_block,
 )
 from shoal.wire.envelope import BEACON, ENDED, EPOCH_BITS, FINAL, FORWARDED, HEADER_BYTES, UNKNOWN_FLAGS, US_PER_S
 from shoal.wire.identity import MESSAGE_TAG_BYTES, derive
 from shoal.wire.lane_tag import MARK_LABEL, TAG_AT, TAG_LABEL, lane_state, mark_of
-from shoal.wire.loop_source import Bytes, Records, kernel, kernel_from, load_u64, padded, part, part_from
+from shoal.wire.loop_source import Bytes, Records, kernel, kernel_from, load_u64, part, part_from
 
 FALSE: Final = 0
 COPY: Final = 1
@@ -75,27 +77,23 @@ _LANE: Final = label_words(b"lane")
 _MESSAGE: Final = label_words(TAG_LABEL)
 _REFUTED: Final = label_words(MARK_LABEL)
 _EMPTY: Final = np.uint64(0)
-_lanes: Final[dict[tuple[int, ...], lane_tag.LaneState]] = {}
-"""For the loops as Python: the hash of a lane by its prepared state, from which hashlib cannot start."""
-_LANES_MAX: Final = 100_000
-_FIRST_BLOCK_BYTES: Final = BLOCK_BYTES - TAG_AT
-"""How much of extension and settled fits the first block, behind the header."""
+_KEY: Final = struct.Struct("<QQQQ")
 
 
 @part
-def packed(state: State) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """A state as a stream's record keeps it."""
+def packed(key: State) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
+    """A key as a stream's record keeps it."""
     return (
-        np.uint64(state[0]) | np.uint64(state[1]) << _HALF,
-        np.uint64(state[2]) | np.uint64(state[3]) << _HALF,
-        np.uint64(state[4]) | np.uint64(state[5]) << _HALF,
-        np.uint64(state[6]) | np.uint64(state[7]) << _HALF,
+        np.uint64(key[0]) | np.uint64(key[1]) << _HALF,
+        np.uint64(key[2]) | np.uint64(key[3]) << _HALF,
+        np.uint64(key[4]) | np.uint64(key[5]) << _HALF,
+        np.uint64(key[6]) | np.uint64(key[7]) << _HALF,
     )
 
 
 @part
 def unpacked(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64) -> State:
-    """The state that a stream's record keeps."""
+    """The key that a stream's record keeps."""
     return (
         np.uint32(k0), np.uint32(k0 >> _HALF), np.uint32(k1), np.uint32(k1 >> _HALF),
         np.uint32(k2), np.uint32(k2 >> _HALF), np.uint32(k3), np.uint32(k3 >> _HALF),
@@ -106,7 +104,7 @@ def unpacked(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64) -> Stat
 def derive_lane(
     tables: Tables, name: Bytes, name_at: int, name_bytes: int, stream: np.uint64, secret: int
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    """The prepared state for the messages of a stream on a channel of this server, by one of the agents' secrets."""
+    """The key for the messages of a stream on a channel of this server, by one of the agents' secrets."""
     scratch = tables.scratch
     head = tables.head[0]
     k = load_block(tables.secrets, KEY_BYTES * secret, KEY_BYTES * (secret + 1))
@@ -118,8 +116,7 @@ def derive_lane(
     client_key = hash_bytes(state, scratch, at, 8)
     for offset in range(name_bytes):
         scratch[at + offset] = name[name_at + offset]
-    lane_key = hash_bytes(keyed_state(client_key, _LANE, KEY_BYTES), scratch, 0, at + name_bytes)
-    return packed(keyed_state(lane_key, _MESSAGE, MESSAGE_TAG_BYTES))
+    return packed(hash_bytes(keyed_state(client_key, _LANE, KEY_BYTES), scratch, 0, at + name_bytes))
 
 
 @kernel
@@ -132,35 +129,28 @@ def long_tag(state: State, data: Bytes, at: int, end: int, hashed: int) -> State
     return take_block(state, load_block(data, at, end), hashed + end - at, True)
 
 
-def has_tag_by_state(
+def has_tag_by_words(
     k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int
 ) -> bool:
-    """Whether the message at an index has the tag of a lane; `extra` bytes behind the header are covered too."""
+    """`has_tag`, compiled."""
     after = at + HEADER_BYTES
     end = after + extra
-    m0, m1 = load_words(data, at, end)
-    m2, m3 = load_words(data, at + 8, end)
-    m4, m5 = load_words(data, at + 16, end)
-    m6, m7 = load_words(data, at + 24, end)
-    m8, m9 = load_words(data, after, end)
-    ma, mb = load_words(data, after + 8, end)
-    mc, md = load_words(data, after + 16, end)
-    me, mf = load_words(data, after + 24, end)
-    whole = extra <= _FIRST_BLOCK_BYTES
-    hashed = BLOCK_BYTES + TAG_AT + (extra if whole else _FIRST_BLOCK_BYTES)
-    block = m0, m1, m2, m3, m4, m5, m6, m7, m8, m9, ma, mb, mc, md, me, mf
-    state = compress(unpacked(k0, k1, k2, k3), block, hashed, whole)
-    if not whole:
-        state = long_tag(state, data, after + _FIRST_BLOCK_BYTES, end, hashed)
+    key = unpacked(k0, k1, k2, k3)
+    m8, m9 = load_words(data, at, end)
+    ma, mb = load_words(data, at + 8, end)
+    mc, md = load_words(data, at + 16, end)
+    me, mf = load_words(data, at + 24, end)
+    block = key[0], key[1], key[2], key[3], key[4], key[5], key[6], key[7], m8, m9, ma, mb, mc, md, me, mf
+    state = compress(plain_state(_MESSAGE, MESSAGE_TAG_BYTES), block, BLOCK_BYTES, extra == 0)
+    if extra:
+        state = long_tag(state, data, after, end, BLOCK_BYTES)
     return bool((np.uint64(state[0]) | np.uint64(state[1]) << _HALF) == load_u64(data, at + TAG_AT))
 
 
-@part_from(has_tag_by_state)
+@part_from(has_tag_by_words)
 def has_tag(k0: np.uint64, k1: np.uint64, k2: np.uint64, k3: np.uint64, data: Bytes, at: int, extra: int) -> bool:
     """Whether the message at an index has the tag of a lane; `extra` bytes behind the header are covered too."""
-    lane = _lanes.get((int(k0), int(k1), int(k2), int(k3)))
-    if lane is None:  # dropped
-        return has_tag_by_state(k0, k1, k2, k3, data, at, extra)
+    lane = lane_state(_KEY.pack(int(k0), int(k1), int(k2), int(k3)))
     return lane_tag.has_tag(data[at : at + HEADER_BYTES + extra].tobytes(), lane)
 
 
@@ -171,7 +161,7 @@ def covered_bytes(data: Bytes, at: int) -> int:
     return 8 * int(data[at + _EXTENSION_AT]) + settled
 
 
-def find_lane_by_state(data: Bytes, cursors: Records, tables: Tables) -> None:
+def find_lane_by_words(data: Bytes, cursors: Records, tables: Tables) -> None:
     """`find_lane`, compiled."""
     cursor = cursors[0]
     at = cursor.payload_at
@@ -196,7 +186,7 @@ def find_lane_by_state(data: Bytes, cursors: Records, tables: Tables) -> None:
                 return
 
 
-@kernel_from(find_lane_by_state)
+@kernel_from(find_lane_by_words)
 def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
     """Finds out whether the message at which the scan stopped is authentic by any of the secrets."""
     cursor, head = cursors[0], tables.head[0]
@@ -213,15 +203,9 @@ def find_lane(data: Bytes, cursors: Records, tables: Tables) -> None:
     for secret in range(head.secrets):
         key = tables.secrets[KEY_BYTES * secret : KEY_BYTES * (secret + 1)].tobytes()
         lane_key = derive(derive(key, b"client", client), b"lane", server_and_name)
-        lane = lane_state(lane_key)
-        if lane_tag.has_tag(covered, lane):
-            k = load_block(padded(lane_key), 0, KEY_BYTES)
-            state = packed(keyed_state((k[0], k[1], k[2], k[3], k[4], k[5], k[6], k[7]), _MESSAGE, MESSAGE_TAG_BYTES))
+        if lane_tag.has_tag(covered, lane_state(lane_key)):
             cursor.lane_found = 1
-            cursor.k0, cursor.k1, cursor.k2, cursor.k3 = map(np.int64, state)
-            if len(_lanes) >= _LANES_MAX:
-                _lanes.clear()
-            _lanes[tuple(map(int, state))] = lane
+            cursor.k0, cursor.k1, cursor.k2, cursor.k3 = np.frombuffer(lane_key, np.int64)
             return
 
 

@@ -104,7 +104,7 @@ STREAM: Final = np.dtype(
         # told how far it had come when the agent began to listen
         ("above", np.uint64),
         ("uncheckable", np.uint64),  # the last number when a secret was dropped; tags up to it may be by that secret
-        # the prepared state of its publisher's key, see `lane_check`; zero before the first message
+        # its publisher's key, see `lane_check`; zero before the first message
         *((name, np.uint64) for name in ("k0", "k1", "k2", "k3")),
     ],
     align=True,

@@ -251,13 +251,21 @@ class SimLoop(asyncio.AbstractEventLoop):
             self._schedule(self._world.now + self._random.random() * WAKE_JITTER_S)
 
     def discard(self) -> None:
-        """Ends all tasks at the end of the run, without warnings about pending ones."""
+        """Ends all tasks at the end of the run, without warnings about pending ones. Their `finally` blocks find a
+        running loop: otherwise `wait_for` and `gather` there would leave coroutines that are never awaited. The tasks
+        that they begin end here too."""
         self.dead = True
-        for task in self._tasks:
-            task._log_destroy_pending = False  # type: ignore[attr-defined]
-            if not task.done():
-                _end(task.get_coro())
-        self._tasks.clear()
+        outer = events._get_running_loop()
+        events._set_running_loop(self)
+        try:
+            while self._tasks:
+                tasks, self._tasks = self._tasks, []
+                for task in tasks:
+                    task._log_destroy_pending = False  # type: ignore[attr-defined]
+                    if not task.done():
+                        _end(task.get_coro())
+        finally:
+            events._set_running_loop(outer)
         self._ready.clear()
         self._timers.clear()
 
