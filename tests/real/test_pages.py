@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 TUTORIAL = ROOT / "docs" / "tutorial.md"
+REDIS_SURFACE = ROOT / "docs" / "redis-surface.md"
 RUN_TIMEOUT_S = 110.0
 
 
@@ -51,3 +52,11 @@ def test_programs_of_the_tutorial_run(number: int, url: str) -> None:
     printed = run(blocks(TUTORIAL, "python")[number], url)
     assert printed
     assert "None" not in printed.splitlines()  # as the step with redis-py's surface did
+
+
+def test_the_program_about_redis_py_prints_what_its_comment_says(url: str) -> None:
+    """It printed a subscribe message first."""
+    program = blocks(REDIS_SURFACE, "python")[0].replace("shoal://client:password@host:7400", url)
+    shown = program.split("print(message)  # ")[1].strip()
+    body = f"{program}        break\nawait client.aclose()\n".replace("\n", "\n    ")
+    assert run(f"import asyncio\nasync def main():\n    {body}\nasyncio.run(main())\n", url) == f"{shown}\n"
