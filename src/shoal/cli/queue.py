@@ -40,7 +40,8 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "queue",
         help="use and manage queues",
-        description="Put messages into queues, take them, and manage queues. docs/queues.md explains queues.",
+        description="Put messages into queues, take them, and manage queues. Every command has\n"
+        "--json. docs/queues.md explains queues.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

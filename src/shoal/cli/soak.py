@@ -96,7 +96,7 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak queue --consumers 8 --keys 200 --kills 40 --seconds 90 --json\n"
         "shoal soak queue --moves 20 --seconds 60",
     )
-    parser.add_argument("protocol", choices=[*SECONDS], help="scenario to run")
+    parser.add_argument("protocol", choices=[*SECONDS], metavar="SCENARIO", help=", ".join(SECONDS))
     parser.add_argument(
         "--servers", type=int, metavar="N", help=f"number of servers (default 4; hostile {HOSTILE_SERVERS})"
     )
