@@ -18,7 +18,7 @@ import msgspec
 from shoal.bus import Bus, connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Handler, Subparsers, add_command, plural, result, shown
+from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
 from shoal.errors import ConfigError, QueueError
@@ -43,7 +43,7 @@ def register(subparsers: Subparsers) -> None:
         description="Put messages into queues, take them, and manage queues. Every command has\n"
         "--json. docs/queues.md explains queues.",
         epilog="example:\n  " + _EXAMPLE.replace("\n", "\n  "),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
     group = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
