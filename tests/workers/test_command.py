@@ -186,6 +186,29 @@ async def test_the_second_signal_ends_handlers_at_once(folder: Folder, store: Re
         assert "0 done, 1 returned" in out
 
 
+async def test_a_process_that_was_paused_for_longer_than_its_lease_cancels_its_handler_and_goes_on(
+    folder: Folder, store: RedisServer
+) -> None:
+    async with a_queue(store, "orders", [NewMessage(b"slow", b"a")], lease_s=4.0) as client:
+        words = ("jobs:app", "--queues", "orders", "--json")
+        paused = await folder.start(*words, "--grace", "100")
+        await when(lambda: folder.count("start") == 1, paused)
+        paused.send_signal(signal.SIGSTOP)
+        other = await folder.start(*words, "--grace", "0.1")
+        await when(lambda: folder.count("start") == 2, other)
+        paused.send_signal(signal.SIGCONT)
+        await client.queue("orders").put(b"more", key="b")
+        await when(lambda: folder.count("end") == 1, other)
+        paused.send_signal(signal.SIGTERM)
+        status, out, err = await folder.finish(paused)
+        facts = facts_of(out)
+        assert (status, facts["lost"], facts["returned"], facts["failed"]) == (0, 1, 0, 0)
+        assert "lease lost, handler cancelled" in err
+        other.send_signal(signal.SIGTERM)
+        status, out, _ = await folder.finish(other)
+        assert (status, facts_of(out)["returned"], facts_of(out)["done"] + facts["done"]) == (0, 1, 1)
+
+
 async def test_a_process_that_crashes_is_started_again_and_its_job_comes_again(
     folder: Folder, store: RedisServer
 ) -> None:

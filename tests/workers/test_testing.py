@@ -11,6 +11,7 @@ import pytest
 
 import shoal
 from shoal.errors import AlreadyAcceptedError, MissingExtraError, QueueError
+from shoal.metrics import REGISTRY
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.job import Job
 from shoal.queues.queue import NewMessage
@@ -118,6 +119,26 @@ async def test_errors_of_handlers_are_raised_if_asked() -> None:
         with pytest.raises(ExceptionGroup) as caught:
             await run(app, bus, raise_errors=True)
         assert sorted(map(str, caught.value.exceptions)) == ["bad 2", "bad 3"]
+
+
+async def test_jobs_are_counted_for_prometheus() -> None:
+    app, _ = failing_app()
+
+    def count(name: str, **labels: str) -> float:
+        return REGISTRY.get_sample_value(f"shoal_worker_{name}", {"queue": "orders", **labels}) or 0.0
+
+    def counts() -> tuple[float, ...]:
+        ended = [count("jobs_total", outcome=outcome) for outcome in ("done", "failed", "dead")]
+        return (*ended, count("job_duration_seconds_count"))
+
+    before = counts()
+    async with queues({"orders": QueueSettings(attempts_max=2)}) as bus:
+        await bus.queue("orders").put_many([b"good", b"bad"])
+        await run(app, bus)
+        bus.clock.advance(10)
+        await run(app, bus)
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [1, 1, 1, 3]
+    assert count("running_jobs") == 0
 
 
 async def test_runs_are_deterministic() -> None:
