@@ -5,7 +5,7 @@
 --   reply    one letter for each message, and how many messages the queue holds
 --
 -- A accepted; D its id was accepted before; F the queue is full; K too many keys; I too many ids; B behind a refused
--- message that must come first. A batch that comes again, because its reply was lost, gets the same letters again.
+-- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that comes again, because its reply was lost, gets the same letters again.
 
 local refused = load_version(ARGV[1])
 if refused then
@@ -44,6 +44,9 @@ local full, behind, accepted = false, {}, 0
 local many_keys = keys + (#ARGV - 3) / FIELDS > conf.keys_max
 
 local function judge(shard, key, id, body)
+  if shut and not is_open(shard) then
+    return 'M'
+  end
   if full or behind[key] then
     return 'B'
   end
