@@ -41,6 +41,7 @@ LAYERS: Final = (
     ("flow",),  # the simulator of load: runs policies, and no participant
     ("load_kinds",),  # the kinds of units and hosts of the packages below
     ("balance", "overlay", "engine", "queues", "channels", "places", "filters"),
+    ("agents",),  # what the agents of servers and of stores share
     ("load",),  # telemetry records and load windows, of any kind of unit
     ("plan",),
     ("runtime",),  # the surroundings of a shell: connections, clocks, randomness, coordinator
@@ -226,7 +227,18 @@ def test_an_indirect_import_of_channels_is_reported(tmp_path: Path) -> None:
 
 # What comes from the runtime
 
-SHELLS_AND_CORES: Final = ("bus", "channels", "queues", "leader", "coordination", "wire", "plan", "balance", "load")
+SHELLS_AND_CORES: Final = (
+    "bus",
+    "channels",
+    "queues",
+    "agents",
+    "leader",
+    "coordination",
+    "wire",
+    "plan",
+    "balance",
+    "load",
+)
 
 SURROUNDINGS: Final = {
     "time": "take the time from the caller, the event loop or Runtime.wall",
@@ -264,6 +276,7 @@ EXCEPTIONS: Final = {
     ("shoal.wire.dial", "socket"): "sets the options of the connections that it opens",
     ("shoal.bus.client", "shoal.runtime.PRODUCTION"): "connect() is the entry for applications",
     ("shoal.channels.agent.process", "shoal.runtime.PRODUCTION"): "run_agent() is the agent's process",
+    ("shoal.queues.agent.process", "shoal.runtime.PRODUCTION"): "run_store_agent() is the process of a store's agent",
     ("shoal.leader.process", "shoal.runtime.PRODUCTION"): "run_balancer() is the balancer's process",
     ("shoal.redis", "redis"): "offers the exceptions of redis-py, and explains its other names",
     ("shoal.redis.client", "redis"): "explains the commands of redis-py",

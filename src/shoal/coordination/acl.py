@@ -7,8 +7,8 @@ change the configuration or read a key outside `shoal:`.
     client    reads the plan and receives notifications; writes nothing
     reader    a client that also reads the balancer's records and the pool states of servers
     pipeline  a reader that also writes load windows for the balancer
-    agent     reads the plan and the agents' secret; takes server leases and memberships and writes reports (its own
-              only, with `server_id`)
+    agent     reads the plan and the agents' secret; takes leases and memberships of servers and stores, and writes
+              reports (its own only, with `server_id`)
     admin     everything under `shoal:`, plus INFO to check the append-only file
 
 Known limits: agents share the index and the counter of their leases, memberships and reports. A rogue agent could hide
@@ -33,6 +33,8 @@ BALANCE_AREA: Final = "balance/"
 POOL_AREA: Final = "pool/"
 SERVERS: Final = "servers"
 """Group of the server memberships, and area of the server leases."""
+STORES: Final = "stores"
+"""The same for stores."""
 SECRETS_AREA: Final = "secrets/"
 """Secrets that only agents and leaders may read."""
 REPORTS_AREA: Final = "reports/"
@@ -76,9 +78,9 @@ def acl_rules(
 ) -> list[str]:
     """Return the ACL rules of a role: first no permissions at all, then the ones the role needs.
 
-    `server_id` restricts an agent to the lease, membership and report of that server; without it, one user can serve
-    all agents. `server_version` is the version of the coordinator's Redis. From 7.0 on, an agent cannot write keys that
-    it only needs to read.
+    `server_id` restricts an agent to the lease, membership and report of that server or store; without it, one user can
+    serve all agents. `server_version` is the version of the coordinator's Redis. From 7.0 on, an agent cannot write
+    keys that it only needs to read.
     """
     if role == "client":
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
@@ -107,11 +109,11 @@ def _area(read: str, area: str) -> list[str]:
 
 
 def _grants(read: str, server_id: str | None) -> list[str]:
-    """Rules for server leases and memberships: write its own, read all."""
+    """Rules for leases and memberships of servers and stores: write its own, read all."""
     if server_id is not None and _SERVER_ID.fullmatch(server_id) is None:
         raise ConfigError(f"{server_id!r} is not a valid server id", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     patterns = []
-    for area in (f"{LEASE}{SERVERS}/", f"{MEMBER}{SERVERS}/"):
+    for area in (f"{grant}{group}/" for group in (SERVERS, STORES) for grant in (LEASE, MEMBER)):
         patterns += [f"~{PREFIX}{area}{server_id or '*'}", f"~{index_key(area)}", f"~{counter_key(area)}"]
         if server_id is not None:
             patterns.append(f"{read}{PREFIX}{area}*")

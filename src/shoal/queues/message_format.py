@@ -5,7 +5,6 @@ Owns the encoding and the checks. The scripts never look inside a message.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -13,16 +12,15 @@ import msgspec
 from shoal.errors import PayloadTooLargeError, ProtocolError, QueueNameError
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
+from shoal.plan.queue_request import check_name
 from shoal.wire.envelope import encode_attributes, split_attributes
 
 KEY_PREFIX: Final = b"__shoal:q:"
 """Prefix of all keys of queues on a store."""
-NAME_CHARACTERS_MAX: Final = 128
 KEY_BYTES_MAX: Final = 512
 ID_BYTES_MAX: Final = 256
 PUSHED_PARTS: Final = 8
 """Shard, key, token, attempts, suspect, messages left, other ready keys, message."""
-_NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 _ATTRIBUTES, _PLAIN = b"a", b"p"
 
 
@@ -71,11 +69,7 @@ def decode_message(body: bytes) -> Stored:
 
 def check_queue_name(name: str) -> bytes:
     """The prefix of the queue's keys; QueueNameError if the name is invalid."""
-    if _NAME.fullmatch(name) is None:
-        raise QueueNameError(
-            f"{name!r} is not a valid name of a queue",
-            do=f"use 1 to {NAME_CHARACTERS_MAX} letters, digits, '_', '.' or '-'",
-        )
+    check_name(name.encode(errors="replace"))
     return KEY_PREFIX + name.encode() + b":"
 
 

@@ -26,23 +26,21 @@ import gc
 import signal
 import subprocess
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from shoal.agents.coordinator_access import first_of, reach_coordinator, reconnect_backoff, watch_keys
+from shoal.agents.lease_keeper import LeaseKeeper
+from shoal.agents.report_writer import write_reports
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.forward_links import ForwardLinks
-from shoal.channels.agent.lease_keeper import LeaseKeeper
 from shoal.channels.agent.peers import PEER_PATTERN, Peers
-from shoal.channels.agent.report_writer import write_reports
-from shoal.coordination.interface import Change, Coordinator, Versioned
+from shoal.coordination.interface import Change, Versioned
 from shoal.coordination.link import parse_address
 from shoal.errors import (
     ConnectError,
-    CoordinatorError,
-    CoordinatorUnavailableError,
-    DataLostError,
     PlanError,
     ProtocolError,
 )
@@ -51,7 +49,7 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
-from shoal.plan.move_request import MoveReport
+from shoal.plan.move_request import encode_report
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
@@ -145,7 +143,7 @@ class Agent:
             stack.callback(loaded.cancel)
             if self._options.metrics_port:
                 self._start_metrics(stack)
-            coordinator = await self._reach_coordinator()
+            coordinator = await reach_coordinator(self._runtime, self._options.url, self._limits)
             stack.push_async_callback(coordinator.close)
             stack.push_async_callback(self._peers.close)
             stack.push_async_callback(self._close_forward_links)
@@ -154,17 +152,18 @@ class Agent:
                 coordinator, self._address, holder, self._limits, self, self._answers, self._is_connected
             )
             stack.push_async_callback(lease_keeper.leave)
-            await _first_of(
+            retry_s = self._limits.heartbeat_interval_s
+            await first_of(
                 lease_keeper.run(),
-                self._watch(coordinator, keys.PLAN_PREFIX, self._plan_changed),
-                self._watch(coordinator, keys.AGENT_SECRETS_PREFIX, self._secret_changed),
+                watch_keys(coordinator, keys.PLAN_PREFIX, self._plan_changed, retry_s),
+                watch_keys(coordinator, keys.AGENT_SECRETS_PREFIX, self._secret_changed, retry_s),
                 self._keep_session(lease_keeper, loaded),
                 write_reports(
                     coordinator,
-                    self._address.id,
+                    keys.report_key(self._address.id),
                     self._take_report,
                     self._report_changed,
-                    self._limits.heartbeat_interval_s,
+                    retry_s,
                 ),
             )
 
@@ -180,33 +179,6 @@ class Agent:
             await self._forward_links.close()
 
     # The coordinator
-
-    async def _reach_coordinator(self) -> Coordinator:
-        backoff = self._backoff()
-        complained = False
-        while True:
-            try:
-                return await self._runtime.coordinator(self._options.url, self._limits.server_lease_s / 3)
-            except CoordinatorUnavailableError as error:
-                if not complained:
-                    _log.warning("coordinator not reachable", why=str(error))
-                complained = True
-                await asyncio.sleep(backoff.next_delay_s())
-
-    async def _watch(self, coordinator: Coordinator, prefix: str, changed: Callable[[Change], None]) -> None:
-        while True:
-            try:
-                async with contextlib.aclosing(coordinator.watch(prefix)) as changes:
-                    async for change in changes:
-                        changed(change)
-            except DataLostError as error:
-                _log.error(
-                    "coordinator data lost; recording marks and entries stay in use", why=error.what, do=error.do
-                )
-                await asyncio.sleep(self._limits.heartbeat_interval_s)
-            except CoordinatorError as error:
-                _log.warning("watch failed", keys=prefix, why=str(error))
-                await asyncio.sleep(self._limits.heartbeat_interval_s)
 
     def _secret_changed(self, change: Change) -> None:
         """The secret that all agents share: a new generation, or the end of one."""
@@ -293,8 +265,9 @@ class Agent:
         if session is not None and session.core.report_may_change:
             self._report_changed.set()
 
-    def _take_report(self) -> MoveReport | None:
-        return self._session.core.take_report() if self._session is not None else None
+    def _take_report(self) -> bytes | None:
+        report = self._session.core.take_report() if self._session is not None else None
+        return None if report is None else encode_report(report)
 
     # The coordinator's answers about the lease (see `lease_keeper.Verdicts`)
 
@@ -347,7 +320,7 @@ class Agent:
 
     async def _keep_session(self, lease_keeper: LeaseKeeper, loaded: asyncio.Future[None]) -> None:
         """Keeps a connection to the server and hands it to the core."""
-        backoff = self._backoff()
+        backoff = reconnect_backoff(self._limits, self._runtime)
         while True:
             connection, run_id = await self._open(backoff)
             self._opened_at = self._loop.time()
@@ -445,13 +418,6 @@ class Agent:
         self._plan.clear()
         return session
 
-    def _backoff(self) -> Backoff:
-        return Backoff(
-            reconnect_delay_s_min=self._limits.reconnect_delay_s_min,
-            reconnect_delay_s_max=self._limits.reconnect_delay_s_max,
-            random=self._random,
-        )
-
 
 def run_agent(options: AgentOptions) -> None:
     """Runs an agent on uvloop until SIGTERM or SIGINT."""
@@ -470,7 +436,7 @@ def run_agent(options: AgentOptions) -> None:
 
         compiling = asyncio.ensure_future(_compile_loops(loaded))
         try:
-            await _first_of(Agent(options, PRODUCTION).work(load), ended.wait())
+            await first_of(Agent(options, PRODUCTION).work(load), ended.wait())
         finally:
             compiling.cancel()
         _log.info("agent stopped", server=options.address.id)
@@ -534,16 +500,3 @@ async def _load_in_thread() -> None:
 
     threading.Thread(target=work, name="load", daemon=True).start()
     await done
-
-
-async def _first_of(*works: Coroutine[Any, Any, object]) -> None:
-    """Runs all coroutines until one ends or fails; the others are cancelled and awaited."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    for task in done:
-        task.result()

@@ -257,7 +257,8 @@ class QueueRun(Scenario):
             except ShoalError:
                 await asyncio.sleep(0.1)
         while self.active:
-            await self._put_some(queue, me, rng)
+            puts = [self._put_some(queue, me, rng) for _ in range(rng.choice((1, 1, 3)))]
+            await asyncio.gather(*puts)
             await asyncio.sleep(rng.expovariate(1 / self.pace_s))
         for _ in range(END_PUTS):
             await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")

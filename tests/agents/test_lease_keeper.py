@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from shoal.channels.agent.lease_keeper import LeaseKeeper
+from shoal.agents.lease_keeper import LeaseKeeper
+from shoal.coordination.acl import SERVERS, STORES
 from shoal.coordination.interface import Versioned
 from shoal.errors import CoordinatorUnavailableError
 from shoal.lab.sim.models.coordinator import Store
@@ -63,10 +64,10 @@ class Told:
     def answered(self) -> None: ...
 
 
-async def words_of(coordinator: Coordinator, count: int) -> list[str]:
+async def words_of(coordinator: Coordinator, count: int, group: str = SERVERS) -> list[str]:
     """The first `count` calls that a new agent gets."""
     told, address = Told(), ServerAddress("s1", "127.0.0.1", 1)
-    lease_keeper = LeaseKeeper(coordinator, address, "me", LIMITS, told, lambda: True, lambda: True)  # type: ignore[arg-type]
+    lease_keeper = LeaseKeeper(coordinator, address, "me", LIMITS, told, lambda: True, lambda: True, group)  # type: ignore[arg-type]
     task = asyncio.create_task(lease_keeper.run())
     async with asyncio.timeout(10):
         heartbeats = [await told.heartbeats.get() for _ in range(count)]
@@ -90,3 +91,10 @@ async def test_a_lost_answer_does_not_let_it_forget_that_the_lease_had_lapsed(cu
     coordinator.cut = cut
     assert await words_of(coordinator, 3) == ["ring 7", "granted, had lapsed", "granted"]
     assert coordinator.cut == []
+
+
+async def test_the_lease_of_a_store_is_in_the_group_of_stores_and_no_ring_is_read() -> None:
+    coordinator = Coordinator()
+    assert await words_of(coordinator, 2, STORES) == ["granted, had lapsed", "granted"]
+    assert [*coordinator.store.leases("stores/")] == ["stores/s1"]
+    assert not coordinator.store.leases("servers/")

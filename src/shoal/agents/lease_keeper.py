@@ -1,17 +1,19 @@
-"""Keeps the lease of an agent's server and its membership of the group of servers, at the coordinator.
+"""Keeps the lease of an agent's host and its membership of the group of its kind of hosts, at the coordinator.
 
-Owns when the lease is taken, renewed and given up. What the lease means for the agent's heartbeats is in `lease`; the
-ring keeper decides when a server without a lease leaves the ring.
+Owns when the lease is taken, renewed and given up. A host is a server (group `servers`) or a store (group `stores`).
+What the lease of a server means for its agent's heartbeats is in `shoal.channels.agent.lease`; the ring keeper decides
+when a server without a lease leaves the ring.
 
-    none --server answers, agent serves (or a predecessor's lease still runs)--> held --renewed--> held
-    held --server silent, coordinator away, or taken by another agent--> it runs out
+    none --host answers, agent serves (or a predecessor's lease still runs)--> held --renewed--> held
+    held --host silent, coordinator away, or taken by another agent--> it runs out
 
-A restarted agent takes its predecessor's lease over at once, before it has loaded its modules: the server itself has
-not stopped, and should keep its place in the ring. Later it takes only a free lease, so that of two agents for one
-server the newer one keeps it.
+A restarted agent takes its predecessor's lease over at once, before it has loaded its modules: the host itself has
+not stopped, and a server should keep its place in the ring. Later it takes only a free lease, so that of two agents for
+one host the newer one keeps it.
 
-If the lease had lapsed, the server may have left the ring without this agent knowing it. So the agent reads the ring
-after it has taken the lease: a ring that the keeper wrote before it saw the new lease is the one read, or newer.
+If the lease of a server had lapsed, the server may have left the ring without this agent knowing it. So the agent reads
+the ring after it has taken the lease: a ring that the keeper wrote before it saw the new lease is the one read, or
+newer. Stores are in no ring.
 
 A renewal without an answer may have taken effect all the same; then the keeper sees a valid lease while the agent takes
 itself for cut off. So after an unanswered renewal the agent first reads the lease, and renews again when it has been
@@ -27,7 +29,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from shoal.coordination.acl import SERVERS
+from shoal.coordination.acl import SERVERS, STORES
 from shoal.coordination.interface import Coordinator, Lease, Membership, Versioned
 from shoal.errors import CoordinatorError, CoordinatorUnavailableError
 from shoal.limits import Limits
@@ -58,8 +60,8 @@ class Verdicts(Protocol):
 
 
 class LeaseKeeper:
-    """Keeps one server's lease. `answers` says whether the server answers, `connected` whether the agent's core has a
-    connection to it."""
+    """Keeps one host's lease. `answers` says whether the host answers, `connected` whether the agent's core has a
+    connection to it; `group` is that of its kind of hosts."""
 
     def __init__(
         self,
@@ -70,6 +72,7 @@ class LeaseKeeper:
         verdicts: Verdicts,
         answers: Callable[[], bool],
         connected: Callable[[], bool],
+        group: str = SERVERS,
     ) -> None:
         self._coordinator = coordinator
         self._address = address
@@ -79,6 +82,8 @@ class LeaseKeeper:
         self._verdicts = verdicts
         self._answers = answers
         self._connected = connected
+        self._group = group
+        self._what = "store" if group == STORES else "server"
         self._first = True
         self._lease: Lease | None = None
         self._membership: Membership | None = None
@@ -88,7 +93,7 @@ class LeaseKeeper:
         self._wake = asyncio.Event()
 
     def hurry(self) -> None:
-        """Looks again at once: the server has answered, or the agent serves."""
+        """Looks again at once: the host has answered, or the agent serves."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -126,7 +131,7 @@ class LeaseKeeper:
                 self._report("")
 
     async def _take(self) -> bool:
-        name = f"{SERVERS}/{self._address.id}"
+        name = f"{self._group}/{self._address.id}"
         clock = asyncio.get_running_loop().time
         asked_at = clock()
         before = await self._coordinator.lease_of(name)
@@ -134,7 +139,7 @@ class LeaseKeeper:
         if before is None and not self._connected():
             return True
         data = msgspec.msgpack.encode(self._address)
-        self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
+        self._membership = await self._coordinator.join(self._group, self._address.id, data, self._ttl_s)
         sent_at = clock()
         try:
             self._lease = await self._coordinator.acquire(name, self._holder, self._ttl_s, takeover=self._first)
@@ -143,10 +148,10 @@ class LeaseKeeper:
         if self._lease is None:
             self._lapsed = False
             self._verdicts.refused()
-            self._report("another agent holds the lease of this server")
+            self._report(f"another agent holds the lease of this {self._what}")
             return False
         self._first = False
-        _log.info("server lease taken", server=self._address.id, token=self._lease.token)
+        _log.info(f"{self._what} lease taken", host=self._address.id, token=self._lease.token)
         await self._grant(sent_at)
         return True
 
@@ -159,12 +164,12 @@ class LeaseKeeper:
         self._unanswered = False
         if not renewed:
             self._lease = None
-            _log.warning("server lease lost", server=self._address.id, token=lease.token)
+            _log.warning(f"{self._what} lease lost", host=self._address.id, token=lease.token)
             return await self._take()
         await self._grant(sent_at)
         if self._membership is not None and not await self._membership.renew():
             data = msgspec.msgpack.encode(self._address)
-            self._membership = await self._coordinator.join(SERVERS, self._address.id, data, self._ttl_s)
+            self._membership = await self._coordinator.join(self._group, self._address.id, data, self._ttl_s)
         return True
 
     async def _grant(self, sent_at: float) -> None:
@@ -173,7 +178,7 @@ class LeaseKeeper:
         if lapsed:
             if not self._connected():
                 return
-            ring = await self._coordinator.get(RING_KEY)
+            ring = await self._coordinator.get(RING_KEY) if self._group == SERVERS else None
             if ring is not None:
                 self._verdicts.ring_read(ring)
             self._lapsed = False
@@ -182,7 +187,7 @@ class LeaseKeeper:
     def _report(self, trouble: str) -> None:
         """Logs trouble once, and its end."""
         if trouble and not self._trouble:
-            _log.warning("server lease not renewed", server=self._address.id, why=trouble)
+            _log.warning(f"{self._what} lease not renewed", host=self._address.id, why=trouble)
         elif self._trouble and not trouble:
-            _log.info("server lease renewed again", server=self._address.id)
+            _log.info(f"{self._what} lease renewed again", host=self._address.id)
         self._trouble = trouble
