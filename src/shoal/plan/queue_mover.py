@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-import msgspec
 from msgspec.structs import replace
 
 from shoal.limits import Limits
@@ -40,15 +39,6 @@ MOVE: Final[Mapping[tuple[ShardPhase | None, str], ShardPhase | None]] = {
 
 OPEN, IMPORT, GONE, AS_IT_IS = "o", "i", "g", "."
 """The states that an entry wants for a shard on a store, as the script `ship` reads them."""
-
-
-class MoveShards(msgspec.Struct, frozen=True, tag="move"):
-    """A request to move shards of the queue `unit`: the wanted store of each shard that is named. `id` identifies the
-    request."""
-
-    unit: bytes
-    shards: dict[int, str]
-    id: str
 
 
 class ShardReport(Protocol):

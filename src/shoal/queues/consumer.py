@@ -46,6 +46,8 @@ MOVE_CONFIRM: Final = rule("move_confirm", "A key of a shard that moves starts n
 
 LOST, HELD, RELEASED, HALTED, MOVING = 0, 1, 2, 3, 4
 _OPEN: Final = ord("o")
+Grant = tuple[bytes, bytes]
+"""A token and its key. Two stores may give the same token to two keys; a key's own tokens only grow."""
 _DONE, _START, _FAIL, _GIVE, _EXTEND = b"D", b"S", b"F", b"G", b"E"
 
 
@@ -106,6 +108,11 @@ class HeldKey:
         None: the lease of its core counts."""
         self.uncertain = False
         """Whether an operation was given up whose effect at the old store is unknown."""
+
+    @property
+    def grant(self) -> Grant:
+        """Identifies the key and its token."""
+        return self.token, self.key
 
     @property
     def number(self) -> int:
@@ -181,7 +188,7 @@ class ConsumerCore:
         self._limits = limits
         self._rules = rules
         self._ack_timeout_s = ack_timeout_s
-        self._keys: dict[bytes, HeldKey] = {}
+        self._keys: dict[Grant, HeldKey] = {}
         self._number = 0
         self._sent: list[tuple[bytes, HeldKey, int, JobCore | None]] = []
         self._operations: list[bytes] = []
@@ -227,7 +234,7 @@ class ConsumerCore:
     def holds(self, key: HeldKey, now: float) -> bool:
         """Whether a key surely is still held."""
         until = self._lease_until if key.lease_until is None else key.lease_until
-        return self._keys.get(key.token) is key and now < until
+        return self._keys.get(key.grant) is key and now < until
 
     def lease_runs(self, now: float) -> bool:
         """Whether the lease surely has not ended."""
@@ -254,7 +261,7 @@ class ConsumerCore:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
                 key.start_reported = False
-                self._keys[key.token] = self._keys.pop(key.token)  # keys take turns
+                self._keys[key.grant] = self._keys.pop(key.grant)  # keys take turns
                 if not key.bodies and key.more > 0:
                     self._want_turn(now)
                 return job
@@ -398,7 +405,7 @@ class ConsumerCore:
         for shard, name, token, attempts, suspect, left, *bodies in grants:
             self._hold(HeldKey(self, shard, name, token, attempts, bool(suspect), left), bodies)
         if self._resync_sent:
-            self._take_held(kept, {grant[2] for grant in grants}, counter)
+            self._take_held(kept, {(grant[2], grant[1]) for grant in grants}, counter)
         if self._leave_sent:
             self.left = True
             for key in list(self._keys.values()):
@@ -413,7 +420,7 @@ class ConsumerCore:
         """A job was pushed to this consumer."""
         shard, name, token, attempts, suspect, left, ready, body = parts
         self.counters["pushed"] += 1
-        if self._leaving or token in self._keys:
+        if self._leaving or (token, name) in self._keys:
             return
         self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
@@ -423,14 +430,14 @@ class ConsumerCore:
         stays until the old store has answered, which alone knows whether it carried it out, or until its lease is
         over."""
         gone = {*shards}
-        busy = {key.token for _, key, _, _ in self._sent}
+        busy = {key.grant for _, key, _, _ in self._sent}
         released = []
         for key in [key for key in self._keys.values() if key.shard in gone]:
             if key.lease_until is None:
                 key.lease_until = self._lease_until
-            if key.token not in busy or now >= key.lease_until:
-                key.uncertain = key.uncertain or key.token in busy
-                del self._keys[key.token]
+            if key.grant not in busy or now >= key.lease_until:
+                key.uncertain = key.uncertain or key.grant in busy
+                del self._keys[key.grant]
                 released.append(key)
         return released
 
@@ -438,7 +445,7 @@ class ConsumerCore:
         """Take keys whose shard has moved to this store."""
         for key in keys:
             key.core = self
-            self._keys[key.token] = key
+            self._keys[key.grant] = key
             if MOVE_CONFIRM not in self._rules:
                 key.lease_until = None
         self.disconnected(now)
@@ -542,7 +549,7 @@ class ConsumerCore:
 
     def _take_result(self, code: bytes, key: HeldKey, upto: int, job: JobCore | None, result: list[Any]) -> None:
         status, left, *bodies = result
-        if self._keys.get(key.token) is not key:
+        if self._keys.get(key.grant) is not key:
             return  # lost meanwhile
         if status == LOST:
             self._lose(key)
@@ -570,7 +577,7 @@ class ConsumerCore:
                 key.suspect = False
             key.bodies += bodies
             return
-        del self._keys[key.token]
+        del self._keys[key.grant]
         if code == _FAIL and job is not None:
             full = DeadLettersFullError(
                 f"queue {self._queue} has no room for another dead letter, and key {key.key!r} is halted",
@@ -582,34 +589,34 @@ class ConsumerCore:
         if key.running is not None:
             self._settle(key.running, self._gone())
 
-    def _take_held(self, kept: Iterable[list[Any]], granted: set[bytes], counter: int) -> None:
+    def _take_held(self, kept: Iterable[list[Any]], granted: set[Grant], counter: int) -> None:
         """The keys that this consumer holds by the store's account. A key that was pushed after the turn has a larger
         number; the push may be read before the reply."""
         self.counters["resyncs"] += 1
         listed = set(granted)
         for shard, name, token, attempts, suspect, left, base in kept:
-            listed.add(token)
-            key = self._keys.get(token)
+            listed.add((token, name))
+            key = self._keys.get((token, name))
             if key is None:
-                if any(token in core._keys for core in self._group):
+                if any((token, name) in core._keys for core in self._group):
                     continue  # another core has it, because its shard moves
                 key = HeldKey(self, shard, name, token, attempts, bool(suspect), left)
                 key.done = base
                 self._hold(key, [])
             key.base, key.left = base, left
         known = [key for key in self._keys.values() if key.number <= counter and key.lease_until is None]
-        for key in [key for key in known if key.token not in listed]:
+        for key in [key for key in known if key.grant not in listed]:
             self._lose(key)
 
     def _hold(self, key: HeldKey, bodies: Iterable[bytes]) -> None:
         key.bodies += bodies
         if key.shard in self.shut:
             key.lease_until = 0.0
-        self._keys[key.token] = key
+        self._keys[key.grant] = key
         self.counters["granted"] += 1
 
     def _lose(self, key: HeldKey) -> None:
-        self._keys.pop(key.token, None)
+        self._keys.pop(key.grant, None)
         jobs = [*key.ended, *([key.running] if key.running is not None else [])]
         if key.failure is not None:
             jobs.append(key.failure[0])

@@ -23,6 +23,17 @@ if refused then
   return refused
 end
 
+local said = nil
+local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*)$')
+-- guard: late_turn
+if number and tonumber(number) > tonumber(ARGV[3]) then
+  return redis.error_reply('LATE a later turn of this consumer came before this one')
+end
+-- end: late_turn
+-- guard: turn_sequence
+said = number == ARGV[3] and letters
+-- end: turn_sequence
+
 -- The first write must be one that Redis allows when its memory is full: then it allows the others too, and consumers can
 -- empty a full store.
 redis.call('ZREM', prefix .. 'waiting', ARGV[2])
@@ -189,11 +200,6 @@ local function operate(code, shard, key, token, upto, extra, word)
 end
 
 local results, statuses = {}, {}
-local said = nil
--- guard: turn_sequence
-local number, letters = string.match(redis.call('HGET', prefix .. 'turns', consumer) or '', '^(%d+) (%d+)$')
-said = number == turn and letters
--- end: turn_sequence
 for at = 10, #ARGV, FIELDS do
   local one
   if said then
@@ -207,7 +213,7 @@ for at = 10, #ARGV, FIELDS do
   results[#results + 1] = one
   statuses[#results] = text(one[1])
 end
-if #results > 0 and not said then
+if not said then
   redis.call('HSET', prefix .. 'turns', consumer, turn .. ' ' .. table.concat(statuses))
 end
 
@@ -222,8 +228,8 @@ if leaves then
   end)
   redis.call('ZREM', prefix .. 'leases', consumer)
   redis.call('HDEL', prefix .. 'turns', consumer)
-elseif want_keys > 0 then
-  -- No consumer takes more than its share of all keys.
+elseif want_keys > 0 and not said then
+  -- A turn that comes again takes nothing: its reply may have no reader. None takes more than its share of all keys.
   local share = math.min(want_keys, math.ceil((state.owned + state.ready) / consumers) - held_count, state.ready)
   while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
     local shard, key = first_ready()
