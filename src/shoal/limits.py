@@ -302,6 +302,23 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     queue_poll_s: float = 1.0
     """Longest time between two turns of a consumer. Jobs are pushed; this is the fallback."""
 
+    queue_moving_retry_s: float = 0.02
+    """Pause before a client asks again where a shard is that is moving; it doubles with each attempt."""
+
+    queue_moving_retry_s_max: float = 0.5
+    """Longest such pause."""
+
+    move_pause_s_max: float = 2.0
+    """Longest time for which a shard may stand still while it moves to another store. A shard whose content would take
+    longer is not moved.
+    """
+
+    shard_prepare_timeout_s: float = 30.0
+    """After this time a move ends whose destination did not make room for the shard."""
+
+    shard_copy_timeout_s: float = 15.0
+    """After this time a move ends whose destination did not copy the shard. The shard is sealed until then."""
+
     # -- Connections and timeouts ----------------------------------------------------------------------------
 
     unreachable_s: float = 15.0
@@ -411,6 +428,7 @@ _RULES: Final = (
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first delay is the shortest"),
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("queue_full_retry_s", "queue_full_retry_s_max", "the first pause is the shortest"),
+    _AtMost("queue_moving_retry_s", "queue_moving_retry_s_max", "the first pause is the shortest"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),
     _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),
 )

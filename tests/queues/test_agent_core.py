@@ -17,6 +17,7 @@ from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.queues.agent.core import ASKS_MAX, RETRY_S, SCRIPTS, StoreAgentCore
 from shoal.queues.script_loader import load_scripts
+from shoal.queues.shard_mover import ShardStatus
 
 SIGNER = Signer(Signer.generate())
 SCRIPT_TEXTS = load_scripts()
@@ -59,6 +60,8 @@ class Store:
                     self.core.failed(ask.unit, self.errors.pop(0), self.now)
                 else:
                     self.core.replied(ask.unit, [self._command(request) for request in ask.requests], self.now)
+        for entry in self.core.ships():
+            self.core.shipped(entry.unit, ShardStatus(entry.newness))
 
     def _command(self, request: Any) -> Any:
         match request:
@@ -97,7 +100,7 @@ class Store:
 def test_a_queue_is_created_and_its_entry_copied_to_the_store() -> None:
     store, entry = Store(), entry_of()
     store.give(entry)
-    assert store.commands == ["load"] * 3 + ["create", "share"]
+    assert store.commands == ["load"] * 4 + ["create", "share"]
     assert store.keys[PREFIX + b"entry"] == SIGNER.line(entry)
     assert store.keys[PREFIX + b"conf"].split()[0] == b"5"
     assert store.status() == QueueStatus(entry.newness)
@@ -119,7 +122,7 @@ def test_after_a_restart_of_the_store_scripts_are_loaded_and_the_queue_is_only_r
     assert not store.core.ready
     store.core.connected()
     store.run()
-    assert store.commands == ["load"] * 3
+    assert store.commands == ["load"] * 4
 
 
 def test_another_agent_of_the_store_finds_the_queue_in_force() -> None:

@@ -189,7 +189,8 @@ async def test_a_store_without_memory_refuses_messages_and_lets_consumers_empty_
         async with client_of(server) as client, client_of(server) as admin:
             queue = await client.create("oom")
             await queue.put_many([NewMessage(b"x" * 1000, key="k") for _ in range(20)])
-            _, link, _ = await admin.queue("oom")._open()
+            await admin.queue("oom").stats()
+            link = admin.queue("oom")._path("q1").link
             connection = await link._connected()
             await connection.ask(("CONFIG", "SET", "maxmemory", "1mb"))
             with pytest.raises(StoreFullError, match="no memory"):

@@ -280,8 +280,9 @@ async def test_t6_1_the_fourth_and_fifth_message_go_to_the_other_subscriber(scen
         await job.done()
         crashing.note(job)
     await anext(crashing.jobs)  # the fourth crashes it: without a word to the store
-    assert crashing.jobs._task is not None
-    crashing.jobs._task.cancel()
+    for lane in crashing.jobs._lanes.values():
+        assert lane.task is not None
+        lane.task.cancel()
     healthy.start()
     await until(lambda: len(healthy.got) == 7)
     ((key, before),) = crashing.keys.items()

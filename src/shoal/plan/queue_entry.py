@@ -1,8 +1,8 @@
-"""A queue's plan entry: its shards, and the store of each.
+"""A queue's plan entry: its shards, the store of each, and the move of a shard.
 
 Owns the record. A queue lives only where its entry says: without an entry there is no queue, because a home that a ring
 derives would strand stored messages when the ring changes. The keys of a queue are divided among its shards by hash;
-shards are what is placed.
+shards are what is placed. They move one at a time, so that each stands still for a short time only.
 
 The revision of an entry grows with every change. Its version stays the same as long as the queue exists: it is the
 first half of every fencing token, so a queue that was dropped and created again accepts no token from before. It is the
@@ -14,6 +14,7 @@ A queue that is being dropped has an entry until its stores report that its data
 
 from __future__ import annotations
 
+import enum
 import zlib
 from typing import Final
 
@@ -27,8 +28,27 @@ REVISION_BITS: Final = 32
 """Bits of a revision in `newness`."""
 
 
+class ShardPhase(enum.IntEnum):
+    """The phases of a shard's move: see `shoal.plan.queue_mover`."""
+
+    PREPARE = 1
+    COPY = 2
+    OPEN = 3
+
+
+class ShardMove(msgspec.Struct, frozen=True, array_like=True):
+    """The move of one shard. `since` is the revision with which it began; it identifies the move."""
+
+    shard: int
+    source: str
+    destination: str
+    phase: ShardPhase
+    since: int
+
+
 class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
-    """The plan entry of one queue, the `unit`. `places` has the index of a store in `stores` for each shard."""
+    """The plan entry of one queue, the `unit`. `places` has the index of a store in `stores` for each shard; `target`
+    is the same for the places that its shards are moving to, one after the other, and is empty if none does."""
 
     unit: bytes
     revision: int
@@ -38,6 +58,8 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
     places: tuple[int, ...]
     dropped: bool = False
     """Whether the queue is being dropped: stores delete its data, and clients do not use it."""
+    move: ShardMove | None = None
+    target: tuple[int, ...] = ()
 
     @property
     def newness(self) -> int:
@@ -46,17 +68,29 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
 
     @property
     def is_moving(self) -> bool:
-        """Whether the queue is being dropped."""
-        return self.dropped
+        """Whether a shard is moving, or the queue is being dropped."""
+        return self.move is not None or self.dropped
 
     @property
-    def stage(self) -> int:
-        """Changes with the revision only."""
-        return self.revision
+    def stage(self) -> object:
+        """Changes when a phase of a move begins."""
+        return (self.move.since, self.move.phase) if self.move else -self.revision
 
     def shard_of(self, key: bytes) -> int:
         """The shard of a key."""
         return zlib.crc32(key) % len(self.places)
+
+    def store_of(self, shard: int) -> ServerAddress:
+        """The store of a shard."""
+        return self.stores[self.places[shard]]
+
+    def store(self, id: str) -> ServerAddress | None:
+        """The store with this id, if the entry names it."""
+        return next((store for store in self.stores if store.id == id), None)
+
+    def shards_at(self, id: str) -> list[int]:
+        """The shards that a store has."""
+        return [shard for shard, place in enumerate(self.places) if self.stores[place].id == id]
 
     def check(self) -> None:
         """Raises ValueError if the entry is inconsistent."""
@@ -66,7 +100,22 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
             raise ValueError("the version of a queue is at least 1 and at most the revision of its entry")
         if self.settings.shards != len(self.places):
             raise ValueError(f"a queue with {self.settings.shards} shards has {len(self.places)} places")
-        if {*self.places} != {*range(len(self.stores))}:
+        if {*self.places, *self.target} != {*range(len(self.stores))}:
             raise ValueError("the shards of a queue name a store that is not listed, or leave one out")
         if len({store.id for store in self.stores}) != len(self.stores):
             raise ValueError("a queue names a store twice")
+        if (self.move is None) != (not self.target):
+            raise ValueError("a queue with places to move to has a moving shard")
+        if self.move is not None:
+            self._check_move(self.move)
+
+    def _check_move(self, move: ShardMove) -> None:
+        if len(self.target) != len(self.places):
+            raise ValueError(f"a queue with {len(self.places)} shards moves to {len(self.target)} places")
+        if not 0 <= move.shard < len(self.places) or not self.version <= move.since <= self.revision:
+            raise ValueError("the moving shard of a queue is not one of its shards, or moves since another revision")
+        if move.destination != self.stores[self.target[move.shard]].id or move.source == move.destination:
+            raise ValueError("the moving shard of a queue does not move to its target")
+        here = move.destination if move.phase is ShardPhase.OPEN else move.source
+        if self.store_of(move.shard).id != here or (move.phase is not ShardPhase.OPEN and not self.store(move.source)):
+            raise ValueError(f"the moving shard of a queue is not at {here}")

@@ -22,6 +22,10 @@ class QueueStatus(msgspec.Struct, frozen=True, array_like=True):
     """The newest entry (`QueueEntry.newness`) that the store has carried out; 0 if none."""
     trouble: str = ""
     """Why the queue is not available, or its newest entry not carried out; empty if there is no obstacle."""
+    copied: int = 0
+    """The move (`ShardMove.since`) whose shard is copied to this store completely; 0 if none."""
+    refused: int = 0
+    """The move that this store cannot carry out, because of the trouble; 0 if none."""
 
 
 class QueueReport(msgspec.Struct, frozen=True, array_like=True):

@@ -1,9 +1,10 @@
-"""The table of steps of queues: how the leader answers requests to create, configure and drop them.
+"""The table of steps of queues: how the leader answers requests to create, configure, move and drop them.
 
 Owns the next entry of each queue (`shoal.plan.conductor.Steps`). A core without I/O.
 
     create     all shards on the live store with the fewest shards; waits while there is no store
     configure  the same places, new limits
+    move       shards go to other stores, one at a time: see `shoal.plan.queue_mover`
     drop       the entry says so until every store of the queue has reported that its data is deleted, then it goes
 
 A request ends when the stores report that they have carried it out. A store that is not alive keeps its queues: they
@@ -22,8 +23,16 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_mover import begin, next_step
 from shoal.plan.queue_report import QueueReport, decode_queue_report
-from shoal.plan.queue_request import ConfigureQueue, CreateQueue, DropQueue, QueueRequest, decode_queue_request
+from shoal.plan.queue_request import (
+    ConfigureQueue,
+    CreateQueue,
+    DropQueue,
+    MoveShards,
+    QueueRequest,
+    decode_queue_request,
+)
 from shoal.plan.ring import ServerAddress
 from shoal.rules import ALL_RULES, Rules
 
@@ -40,6 +49,7 @@ class QueueSteps:
     entry_type: Final = QueueEntry
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, rules: Rules = ALL_RULES) -> None:
+        self._limits = limits
         self._queues_max = limits.queues_max
         self._rules = rules
 
@@ -65,10 +75,17 @@ class QueueSteps:
                 return self._drop(case)
             case ConfigureQueue():
                 return self._configure(request, case)
+            case MoveShards():
+                return self._move(request, case, around)
 
     def go_on(self, case: QueueCase) -> Step[QueueEntry]:
-        """The end of a queue that is being dropped, when its data is deleted."""
-        return Step(deleted=case.entry.dropped and in_force(case))
+        """The next phase of a move; the end of a queue that is being dropped, when its data is deleted."""
+        entry = case.entry
+        if entry.dropped or entry.move is None:
+            return Step(deleted=entry.dropped and in_force(case))
+        report = case.reports.get(entry.move.destination)
+        following, why = next_step(entry, report.queues.get(entry.unit) if report else None, case.over, self._limits)
+        return Step(following, given_up=why)
 
     def is_settled(self, case: QueueCase) -> bool:
         """Requests end by their answer."""
@@ -101,6 +118,27 @@ class QueueSteps:
             return Step(dropped=f"the queue has {entry.settings.shards} shards, which cannot be changed")
         if request.settings != entry.settings:
             return Step(replace(entry, settings=request.settings, revision=entry.revision + 1))
+        return Step(dropped="" if in_force(case) else None)
+
+    def _move(self, request: MoveShards, case: QueueCase | None, around: QueueAround) -> Step[QueueEntry]:
+        """Shards that are moving already are waited for. A request ends when its shards are where it wants them, or
+        when one of them cannot be moved."""
+        if case is None or case.entry.dropped:
+            return Step(dropped="there is no such queue")
+        entry = case.entry
+        if entry.move is not None:
+            return Step()
+        here = {entry.store_of(shard).id for shard in request.shards if 0 <= shard < len(entry.places)}
+        for store in {*request.shards.values()} - here:
+            if store not in around.hosts or store in around.leaving:
+                return Step(dropped=f"store {store} is not in the cluster, or is being removed")
+        known = {store.id: store for store in (*entry.stores, *around.hosts.values())}
+        try:
+            moving = begin(entry, {shard: known[store] for shard, store in request.shards.items()})
+        except (ValueError, KeyError) as error:
+            return Step(dropped=str(error))
+        if moving is not None:
+            return Step(moving)
         return Step(dropped="" if in_force(case) else None)
 
 

@@ -9,6 +9,11 @@ sent again under the same number, and the store answers it as the first time.
                                +-- lease over, purged, fenced --> lost
 
 A key has at most one running message. Messages of a key are handed out in order, and `done` counts them from the front.
+
+A consumer of a queue on several stores has one core for each of them, which share `max_in_flight`. While a shard moves,
+its store says so in every reply: no message of its keys is started, and what the application reports waits. When the
+plan names the new store, the keys go to its core (`release_shards`, `adopt`) with their tokens and running jobs. They
+go on when the new store has confirmed them.
 """
 
 from __future__ import annotations
@@ -37,7 +42,12 @@ turn."""
 ACK_ATTEMPTS_MAX: Final = 3
 """How often a message without acknowledgement is handed out again. Then the consumer is inactive."""
 
-LOST, HELD, RELEASED, HALTED = 0, 1, 2, 3
+MOVE_CONFIRM: Final = rule("move_confirm", "A key of a shard that moves starts no message until a store confirms it.")
+
+LOST, HELD, RELEASED, HALTED, MOVING = 0, 1, 2, 3, 4
+_OPEN: Final = ord("o")
+Grant = tuple[bytes, bytes]
+"""A token and its key. Two stores may give the same token to two keys; a key's own tokens only grow."""
 _DONE, _START, _FAIL, _GIVE, _EXTEND = b"D", b"S", b"F", b"G", b"E"
 
 
@@ -64,11 +74,14 @@ class HeldKey:
     """A key that this consumer holds under one token."""
 
     __slots__ = (
-        "attempts", "base", "bodies", "done", "ended", "failure", "give", "key", "left", "running", "shard",
-        "start_reported", "suspect", "token", "wants",
+        "attempts", "base", "bodies", "core", "done", "ended", "failure", "give", "key", "lease_until", "left",
+        "running", "shard", "start_reported", "suspect", "token", "uncertain", "wants",
     )  # fmt: skip
 
-    def __init__(self, shard: bytes, key: bytes, token: bytes, attempts: int, suspect: bool, left: int) -> None:
+    def __init__(
+        self, core: ConsumerCore, shard: bytes, key: bytes, token: bytes, attempts: int, suspect: bool, left: int
+    ) -> None:
+        self.core = core
         self.shard = shard
         self.key = key
         self.token = token
@@ -90,6 +103,16 @@ class HeldKey:
         self.start_reported = False
         self.wants = 0
         """Messages asked for in the turn that is on its way."""
+        self.lease_until: float | None = None
+        """The end of the lease as of the last turn before its shard was sealed, until a store confirms the key again.
+        None: the lease of its core counts."""
+        self.uncertain = False
+        """Whether an operation was given up whose effect at the old store is unknown."""
+
+    @property
+    def grant(self) -> Grant:
+        """Identifies the key and its token."""
+        return self.token, self.key
 
     @property
     def number(self) -> int:
@@ -120,7 +143,7 @@ class HeldKey:
     def startable(self) -> bool:
         """Whether its next message can be handed out."""
         idle = self.running is None and self.failure is None and self.give is None
-        return idle and bool(self.bodies) and not self.suspect
+        return idle and bool(self.bodies) and not self.suspect and self.lease_until is None
 
 
 class ConsumerCore:
@@ -136,7 +159,9 @@ class ConsumerCore:
         limits: Limits,
         rules: Rules = ALL_RULES,
         ack_timeout_s: float | None = None,
+        group: list[ConsumerCore] | None = None,
     ) -> None:
+        """`group` has the cores of the same consumer for all stores; this one joins it."""
         self.name = name
         self.meter = DelayMeter(settings)
         self.situation = Situation()
@@ -163,7 +188,7 @@ class ConsumerCore:
         self._limits = limits
         self._rules = rules
         self._ack_timeout_s = ack_timeout_s
-        self._keys: dict[bytes, HeldKey] = {}
+        self._keys: dict[Grant, HeldKey] = {}
         self._number = 0
         self._sent: list[tuple[bytes, HeldKey, int, JobCore | None]] = []
         self._operations: list[bytes] = []
@@ -181,6 +206,12 @@ class ConsumerCore:
         self._leaving = False
         self._leave_sent = False
         self._resync_sent = False
+        self._asked = 0
+        self._moving_delay_s = limits.queue_moving_retry_s
+        self._group = [] if group is None else group
+        self._group.append(self)
+        self.shut: frozenset[bytes] = frozenset()
+        """Shards that are not open on this store."""
         self.left = False
         """Whether the store knows that this consumer has left."""
 
@@ -200,6 +231,11 @@ class ConsumerCore:
     def running(self) -> int:
         """Jobs that the application has."""
         return sum(key.running is not None for key in self._keys.values())
+
+    def holds(self, key: HeldKey, now: float) -> bool:
+        """Whether a key surely is still held."""
+        until = self._lease_until if key.lease_until is None else key.lease_until
+        return self._keys.get(key.grant) is key and now < until
 
     def lease_runs(self, now: float) -> bool:
         """Whether the lease surely has not ended."""
@@ -222,11 +258,11 @@ class ConsumerCore:
         if self._leaving or self._draining or self.inactive is not None:
             return None
         for key in self._keys.values():
-            if key.startable:
+            if key.startable and key.shard not in self.shut:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
                 key.start_reported = False
-                self._keys[key.token] = self._keys.pop(key.token)  # keys take turns
+                self._keys[key.grant] = self._keys.pop(key.grant)  # keys take turns
                 if not key.bodies and key.more > 0:
                     self._want_turn(now)
                 return job
@@ -309,9 +345,10 @@ class ConsumerCore:
         self._leave_sent = self._leaving
         self._resync_sent, self._resync = self._resync or again, False
         self.counters["turns"] += 1
-        wants = self._capacity(now)
+        wants = self._asked = self._capacity(now)
         flags = (b"R" if self._resync_sent else b"") + (b"L" if self._leaving else b"")
-        load = load_of(self.meter.service_s, self.in_flight, self.held, self._settings)
+        messages, keys = (sum(getattr(core, name) for core in self._group) for name in ("in_flight", "held"))
+        load = load_of(self.meter.service_s, messages, keys, self._settings)
         return [
             b"%d" % self._version,
             self.name,
@@ -329,6 +366,7 @@ class ConsumerCore:
         """The reply to the turn that was on its way will not come. The turn is sent again, on a new connection."""
         self.disconnected(now)
         self._in_flight = False
+        self._asked = 0
         self._again = True
         self.counters["repeated"] += 1
 
@@ -339,14 +377,16 @@ class ConsumerCore:
 
     def reply(self, reply: list[Any], now: float) -> None:
         """The reply to the turn that was on its way."""
-        joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter = reply
+        joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
+        self._asked = 0
+        self._take_shut(more[0] if more else b"")
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
         if joined and self._member:
             self.counters["rejoined"] += 1
             for key in list(self._keys.values()):
-                if key.number <= counter:
+                if key.number <= counter and key.lease_until is None:
                     self._lose(key)
         self._member = True
         safe_s = (self._lease_s - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
@@ -355,13 +395,18 @@ class ConsumerCore:
         self._poll_at = now + self._limits.queue_poll_s
         if due_ms >= 0:
             self._poll_at = min(self._poll_at, now + max(due_ms, 1) / 1000)
+        if any(key.shard in self.shut for key in self._keys.values()):
+            self._poll_at = min(self._poll_at, now + self._moving_delay_s)
+            self._moving_delay_s = min(2 * self._moving_delay_s, self._limits.queue_moving_retry_s_max)
+        else:
+            self._moving_delay_s = self._limits.queue_moving_retry_s
         sent, self._sent, self._operations = self._sent, [], []
         for (code, key, upto, job), result in zip(sent, results, strict=True):
             self._take_result(code, key, upto, job, result)
         for shard, name, token, attempts, suspect, left, *bodies in grants:
-            self._hold(HeldKey(shard, name, token, attempts, bool(suspect), left), bodies)
+            self._hold(HeldKey(self, shard, name, token, attempts, bool(suspect), left), bodies)
         if self._resync_sent:
-            self._take_held(kept, {grant[2] for grant in grants}, counter)
+            self._take_held(kept, {(grant[2], grant[1]) for grant in grants}, counter)
         if self._leave_sent:
             self.left = True
             for key in list(self._keys.values()):
@@ -376,9 +421,9 @@ class ConsumerCore:
         """A job was pushed to this consumer."""
         shard, name, token, attempts, suspect, left, ready, body = parts
         self.counters["pushed"] += 1
-        if self._leaving or token in self._keys:
+        if self._leaving or (token, name) in self._keys:
             return
-        self._hold(HeldKey(shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
+        self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
 
     def drain(self, now: float) -> None:
@@ -388,6 +433,31 @@ class ConsumerCore:
         for key in self._keys.values():
             key.give = key.give or FRONT
         self._want_turn(now)
+
+    def release_shards(self, shards: Iterable[bytes], now: float) -> list[HeldKey]:
+        """Give up the keys of shards that have moved to another store, for its core. A key with an operation on its way
+        stays until the old store has answered, which alone knows whether it carried it out, or until its lease is
+        over."""
+        gone = {*shards}
+        busy = {key.grant for _, key, _, _ in self._sent}
+        released = []
+        for key in [key for key in self._keys.values() if key.shard in gone]:
+            if key.lease_until is None:
+                key.lease_until = self._lease_until
+            if key.grant not in busy or now >= key.lease_until:
+                key.uncertain = key.uncertain or key.grant in busy
+                del self._keys[key.grant]
+                released.append(key)
+        return released
+
+    def adopt(self, keys: Iterable[HeldKey], now: float) -> None:
+        """Take keys whose shard has moved to this store."""
+        for key in keys:
+            key.core = self
+            self._keys[key.grant] = key
+            if MOVE_CONFIRM not in self._rules:
+                key.lease_until = None
+        self.disconnected(now)
 
     def leave(self, now: float) -> None:
         """Give back everything and leave the queue, with the next turn."""
@@ -416,6 +486,10 @@ class ConsumerCore:
     def _has_news(self) -> bool:
         """Whether something must be told or asked without waiting for the next poll."""
         for key in self._keys.values():
+            if key.shard in self.shut:
+                continue
+            if key.lease_until is not None:
+                return True
             if key.done > key.base or key.failure is not None or (key.give is not None and not key.is_running):
                 return True
             if (key.suspect and key.bodies) or (not key.bodies and not key.is_running and key.more > 0):
@@ -428,14 +502,30 @@ class ConsumerCore:
         """Messages that still fit here."""
         if self._leaving or self._draining or (now < self._rest_until and self.situation.consumers > 1):
             return 0
-        return max(0, self._settings.max_in_flight - self.in_flight)
+        return max(0, self._room())
+
+    def _room(self) -> int:
+        """Messages that the consumer may still hold, on all stores together."""
+        return self._settings.max_in_flight - sum(
+            core.in_flight + (core._asked if core is not self else 0) for core in self._group
+        )
+
+    def _take_shut(self, letters: bytes) -> None:
+        """The state of each shard on this store. The keys of a shard that is not open keep the lease of the turn before
+        this one: the new store gives them a full lease later than that."""
+        self.shut = frozenset(b"%d" % shard for shard, letter in enumerate(letters) if letter != _OPEN)
+        for key in self._keys.values() if MOVE_CONFIRM in self._rules else ():
+            if key.shard in self.shut and key.lease_until is None:
+                key.lease_until = self._lease_until
 
     def _collect(self) -> None:
         """Turn the state of the keys into operations."""
         words, sent = self._operations, self._sent
         chunk = self._settings.key_messages
-        room = self._settings.max_in_flight - self.in_flight
+        room = self._room()
         for key in self._keys.values():
+            if key.shard in self.shut:
+                continue
             head = (key.shard, key.key, key.token, b"%d" % key.done)
             if key.failure is not None:
                 job, delay_ms, reason = key.failure
@@ -461,17 +551,23 @@ class ConsumerCore:
             if starts:
                 words += (_START, *head, b"", b"")
                 sent.append((_START, key, key.done, None))
-            if key.running is not None and key.running.extending:
+            extends = key.running is not None and key.running.extending
+            if extends or key.lease_until is not None:
                 words += (_EXTEND, *head[:3], b"", b"", b"")
-                sent.append((_EXTEND, key, key.done, key.running))
+                sent.append((_EXTEND, key, key.done, key.running if extends else None))
 
     def _take_result(self, code: bytes, key: HeldKey, upto: int, job: JobCore | None, result: list[Any]) -> None:
         status, left, *bodies = result
-        if self._keys.get(key.token) is not key:
+        if self._keys.get(key.grant) is not key:
             return  # lost meanwhile
         if status == LOST:
             self._lose(key)
             return
+        if status == MOVING:
+            key.lease_until = 0.0 if key.lease_until is None else key.lease_until
+            return
+        if status == HELD:
+            key.lease_until = None
         if code == _EXTEND:
             if job is not None and job.extending:
                 job.extending = False
@@ -490,7 +586,7 @@ class ConsumerCore:
                 key.suspect = False
             key.bodies += bodies
             return
-        del self._keys[key.token]
+        del self._keys[key.grant]
         if code == _FAIL and job is not None:
             full = DeadLettersFullError(
                 f"queue {self._queue} has no room for another dead letter, and key {key.key!r} is halted",
@@ -502,31 +598,36 @@ class ConsumerCore:
         if key.running is not None:
             self._settle(key.running, self._gone())
 
-    def _take_held(self, kept: Iterable[list[Any]], granted: set[bytes], counter: int) -> None:
+    def _take_held(self, kept: Iterable[list[Any]], granted: set[Grant], counter: int) -> None:
         """The keys that this consumer holds by the store's account. A key that was pushed after the turn has a larger
         number; the push may be read before the reply."""
         self.counters["resyncs"] += 1
         listed = set(granted)
         for shard, name, token, attempts, suspect, left, base in kept:
-            listed.add(token)
-            key = self._keys.get(token)
+            listed.add((token, name))
+            key = self._keys.get((token, name))
             if key is None:
-                key = HeldKey(shard, name, token, attempts, bool(suspect), left)
+                if any((token, name) in core._keys for core in self._group):
+                    continue  # another core has it, because its shard moves
+                key = HeldKey(self, shard, name, token, attempts, bool(suspect), left)
                 key.done = base
                 self._hold(key, [])
             key.base, key.left = base, left
-        for key in [key for key in self._keys.values() if key.token not in listed and key.number <= counter]:
+        known = [key for key in self._keys.values() if key.number <= counter and key.lease_until is None]
+        for key in [key for key in known if key.grant not in listed]:
             self._lose(key)
 
     def _hold(self, key: HeldKey, bodies: Iterable[bytes]) -> None:
         key.bodies += bodies
-        self._keys[key.token] = key
+        if key.shard in self.shut:
+            key.lease_until = 0.0
+        self._keys[key.grant] = key
         if self._draining:
             key.give = FRONT
         self.counters["granted"] += 1
 
     def _lose(self, key: HeldKey) -> None:
-        self._keys.pop(key.token, None)
+        self._keys.pop(key.grant, None)
         jobs = [*key.ended, *([key.running] if key.running is not None else [])]
         if key.failure is not None:
             jobs.append(key.failure[0])
@@ -549,7 +650,9 @@ class ConsumerCore:
     def _give_back(self, now: float) -> None:
         """Mark the keys that others should have."""
         slow = self.meter.is_slow(now) and self.situation.hungry > 0
-        free = [key for key in self._keys.values() if key.give is None and key.failure is None]
+        free = [
+            key for key in self._keys.values() if key.give is None and key.failure is None and key.lease_until is None
+        ]
         chosen = keys_to_give(free, self.situation, self._settings, slow=slow)
         for key, side in chosen:
             assert isinstance(key, HeldKey)

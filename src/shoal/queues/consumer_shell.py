@@ -1,6 +1,6 @@
 """`Queue.take()`: jobs as an async iterator. The shell around a consumer's core.
 
-Owns the wait of the application for jobs and for confirmations, and the one task that runs turns on the store.
+Owns the wait of the application for jobs and for confirmations, and one task for each store that runs turns on it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol, Self
 from shoal.errors import ConnectError, JobLostError, ProtocolError, QueueError, QueueUnavailableError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
+from shoal.plan.queue_entry import QueueEntry
 from shoal.queues.consumer import ConsumerCore, JobCore
 from shoal.queues.job import FollowUp, Job
 from shoal.queues.message_format import read_parts
@@ -27,11 +28,36 @@ RETRY_S_MAX: Final = 60.0
 _log: Final = get_log(__name__)
 
 
-class TurnRunner(Protocol):
-    """Runs the script `turn` on the store."""
+class StoreAccess(Protocol):
+    """A consumer's way to one store of its queue."""
 
-    def __call__(self, arguments: list[bytes]) -> Awaitable[list[Any]]:
-        """Return the reply. Raises ConnectError if it may be lost, QueueError if the store refuses."""
+    @property
+    def core(self) -> ConsumerCore:
+        """The consumer's core for this store."""
+
+    async def listen(self) -> None:
+        """Receive pushed jobs from now on."""
+
+    async def run_turn(self, arguments: list[bytes]) -> list[Any]:
+        """Run the script `turn`; return the reply. Raises ConnectError if it may be lost, QueueError if the store
+        refuses."""
+
+
+class Lane:
+    """One store of a consumer, and the task that runs its turns."""
+
+    __slots__ = ("access", "core", "task", "wake")
+
+    def __init__(self, access: StoreAccess) -> None:
+        self.access = access
+        self.core = access.core
+        self.task: asyncio.Task[None] | None = None
+        self.wake = asyncio.Event()
+
+    @property
+    def runs(self) -> bool:
+        """Whether its task runs."""
+        return self.task is not None and not self.task.done()
 
 
 class JobStream:
@@ -41,21 +67,28 @@ class JobStream:
     def __init__(
         self,
         queue: str,
-        start: Callable[[JobStream], Awaitable[tuple[ConsumerCore, TurnRunner]]],
+        start: Callable[[JobStream], Awaitable[QueueEntry]],
+        reach: Callable[[JobStream, str], StoreAccess],
         stop: Callable[[JobStream], Awaitable[None]],
         put: Callable[[list[FollowUp]], Awaitable[None]],
+        ask_places: Callable[[], None],
         limits: Limits,
     ) -> None:
+        """`start` returns the entry of the queue; `reach` makes the way to one of its stores; `ask_places` asks for a
+        newer entry, which comes with `use`."""
         self._queue = queue
         self._start = start
+        self._reach = reach
         self._stop = stop
         self._put = put
+        self._ask_places = ask_places
         self._limits = limits
-        self._core: ConsumerCore | None = None
-        self._run_turn: TurnRunner | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._entry: QueueEntry | None = None
+        self._lanes: dict[str, Lane] = {}
+        self._next_lane = 0
+        self.rehomed = 0
+        """Keys that went on at another store, because their shard has moved. Not for applications."""
         self._loop: asyncio.AbstractEventLoop
-        self._wake = asyncio.Event()
         self._readers: deque[asyncio.Future[None]] = deque()
         self._futures: dict[JobCore, asyncio.Future[None]] = {}
         self._error: ShoalError | None = None
@@ -80,17 +113,20 @@ class JobStream:
 
     async def __anext__(self) -> Job:
         await self._open()
-        core = self.core
         while True:
             if self._closed or self._draining:
                 raise StopAsyncIteration
-            if core.inactive is not None:
-                raise core.inactive
+            cores = self.cores
+            for core in cores:
+                if core.inactive is not None:
+                    raise core.inactive
+                if core.repeated:
+                    return Job(self._queue, core.repeated.pop(0), self)
             if self._error is not None:
                 raise self._error
-            if core.repeated:
-                return Job(self._queue, core.repeated.pop(0), self)
-            found = core.next_job(self._loop.time())
+            self._next_lane += 1  # stores take turns
+            now, turn = self._loop.time(), self._next_lane % len(cores)
+            found = next((job for core in (*cores[turn:], *cores[:turn]) if (job := core.next_job(now))), None)
             if found is not None:
                 self._poke()
                 return Job(self._queue, found, self)
@@ -106,18 +142,19 @@ class JobStream:
         """End the iteration and give back everything that was not started. Jobs that run can still be ended; then
         `aclose`."""
         self._draining = True
-        if self._core is not None:
-            self._core.drain(self._loop.time())
-            self._poke()
+        for core in self.cores:
+            core.drain(self._loop.time())
+        self._poke()
         self._wake_readers()
 
     async def abandon(self) -> None:
         """End without telling the store: for jobs that cannot be stopped. Their keys go to others when the lease has
         ended."""
         self._closed = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        tasks = [lane.task for lane in self._lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._stop(self)
 
     async def aclose(self) -> None:
@@ -126,33 +163,44 @@ class JobStream:
         if self._closed:
             return
         self._closed = True
-        if self._core is not None and self._task is not None:
-            self._core.leave(self._loop.time())
-            self._poke()
-            done, _ = await asyncio.wait([self._task], timeout=self._limits.connect_timeout_s)
-            if not done:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
-        self._wake_readers()
+        running = [lane for lane in self._lanes.values() if lane.runs]
+        for lane in running:
+            lane.core.leave(self._loop.time())
+        self._poke()
+        if tasks := [lane.task for lane in running if lane.task is not None]:
+            _, late = await asyncio.wait(tasks, timeout=self._limits.connect_timeout_s)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._end()
         await self._stop(self)
 
     @property
     def started(self) -> bool:
         """Whether the consumer has joined, or tried to."""
-        return self._core is not None
+        return bool(self._lanes)
+
+    @property
+    def cores(self) -> list[ConsumerCore]:
+        """The cores of a consumer that has started, one for each store. Not for applications."""
+        return [lane.core for lane in self._lanes.values()]
 
     @property
     def core(self) -> ConsumerCore:
-        """The core of a consumer that has started. Not for applications."""
-        if self._core is None:
+        """The first of them."""
+        if not self._lanes:
             raise QueueError("the consumer has not started", do="enter it, or iterate over it")
-        return self._core
+        return self.cores[0]
 
     def statistics(self) -> dict[str, float]:
         """Counters of this consumer."""
-        core = self.core
-        now = {"keys": core.held, "in_flight": core.in_flight, "running": core.running}
-        return {**core.counters, **now, "delays": core.meter.delays, "service_s": core.meter.service_s}
+        cores = self.cores
+        found: dict[str, float] = {name: sum(core.counters[name] for core in cores) for name in self.core.counters}
+        for name, field in (("keys", "held"), ("in_flight", "in_flight"), ("running", "running")):
+            found[name] = sum(getattr(core, field) for core in cores)
+        found["delays"] = sum(core.meter.delays for core in cores)
+        found["service_s"] = max(core.meter.service_s for core in cores)
+        return found
 
     # For its jobs
 
@@ -163,7 +211,7 @@ class JobStream:
             staged, job.follow_ups = job.follow_ups, []
             await self._put(staged)
             self._check_held(job.core)
-        self.core.done(job.core, self._loop.time())
+        job.core.key.core.done(job.core, self._loop.time())
         await self._confirmed(job.core, confirm)
 
     async def job_failed(self, job: Job, reason: str, retry_in: float | None, dead: bool, confirm: bool) -> None:
@@ -172,13 +220,13 @@ class JobStream:
         delay_s: float | None = retry_in
         if delay_s is None:
             delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (job.attempt - 1))
-        self.core.fail(job.core, None if dead else max(delay_s, 0.0), reason, self._loop.time())
+        job.core.key.core.fail(job.core, None if dead else max(delay_s, 0.0), reason, self._loop.time())
         await self._confirmed(job.core, confirm)
 
     async def job_extended(self, job: Job) -> None:
         """Confirm that a job is held."""
         self._check_held(job.core)
-        self.core.extend(job.core, self._loop.time())
+        job.core.key.core.extend(job.core, self._loop.time())
         await self._confirmed(job.core, True)
 
     def _check_held(self, job: JobCore) -> None:
@@ -191,96 +239,142 @@ class JobStream:
         self._poke()
         if not confirm:
             return
-        if self._task is None or self._task.done():
+        if not any(lane.runs for lane in self._lanes.values()):
             raise JobLostError("the consumer has ended before the store confirmed")
         future = self._futures[job] = self._loop.create_future()
         await future
         if job.error is not None:
             raise job.error
 
-    # The task
+    # The stores
 
     async def _open(self) -> None:
-        if self._task is None and not self._closed:
+        if not self._lanes and not self._closed:
             self._loop = asyncio.get_running_loop()
-            self._core, self._run_turn = await self._start(self)
-            self._task = asyncio.create_task(self._run(), name=f"consumer of {self._queue}")
+            entry = await self._start(self)
+            if not self._lanes:
+                self.use(entry)
 
-    def pushed(self, data: bytes) -> None:
-        """A job was pushed by the store."""
+    def use(self, entry: QueueEntry) -> None:
+        """Take jobs from the stores that this entry names. Keys of shards that have moved go to their new store."""
+        if self._closed or (self._entry is not None and entry.newness <= self._entry.newness):
+            return
+        self._entry = entry
+        for place in dict.fromkeys(entry.places):
+            self._run_lane(entry.stores[place].id)
+        self._rehome()
+
+    def _run_lane(self, store: str) -> Lane:
+        lane = self._lanes.get(store)
+        if lane is None:
+            lane = self._lanes[store] = Lane(self._reach(self, store))
+            if self._draining:
+                lane.core.drain(self._loop.time())
+        if not lane.runs and not self._closed:
+            lane.core.disconnected(self._loop.time())
+            lane.task = asyncio.create_task(self._run(store, lane), name=f"consumer of {self._queue} at {store}")
+        return lane
+
+    def _rehome(self) -> None:
+        """Give the keys of shards that have moved to the core of their new store."""
+        if self._entry is None or len(self._lanes) == 1:
+            return
+        places = {b"%d" % shard: self._entry.store_of(shard).id for shard in range(len(self._entry.places))}
+        now = self._loop.time()
+        for store, lane in self._lanes.items():
+            for key in lane.core.release_shards([shard for shard, place in places.items() if place != store], now):
+                there = self._lanes[places[key.shard]]
+                there.core.adopt([key], now)
+                self.rehomed += 1
+                there.wake.set()
+
+    def _is_needed(self, store: str, lane: Lane) -> bool:
+        """Whether a store has shards of the queue, or this consumer has something to settle there."""
+        assert self._entry is not None
+        return bool(self._closed or lane.core.held or self._entry.shards_at(store))
+
+    def pushed(self, store: str, data: bytes) -> None:
+        """A job was pushed by a store."""
         try:
             parts = read_parts(data)
         except ProtocolError as error:
             _log.warning("pushed job dropped", queue=self._queue, why=str(error))
             return
-        self.core.pushed(parts, self._loop.time())
+        lane = self._run_lane(store)
+        lane.core.pushed(parts, self._loop.time())
         self._wake_readers()
-        self._poke()
+        lane.wake.set()
 
-    def connection_lost(self) -> None:
-        """The connection to the store was lost."""
-        if self._core is not None:
-            self._core.disconnected(self._loop.time())
-            self._poke()
+    def connection_lost(self, store: str) -> None:
+        """The connection to a store was lost."""
+        if (lane := self._lanes.get(store)) is not None:
+            lane.core.disconnected(self._loop.time())
+            lane.wake.set()
 
     def _poke(self) -> None:
-        self._wake.set()
+        for lane in self._lanes.values():
+            lane.wake.set()
 
-    async def _run(self) -> None:
-        core = self.core
+    async def _run(self, store: str, lane: Lane) -> None:
+        core = lane.core
         try:
-            while not core.left:
+            await lane.access.listen()
+            while not core.left and self._is_needed(store, lane):
                 now = self._loop.time()
-                self._overdue(now)
+                if core.check_overdue(now):
+                    for other in self.cores if core.inactive is not None else ():
+                        other.leave(now)
+                    self._wake_readers()
                 arguments = core.turn(now)
                 if arguments is not None:
-                    await self._turn(arguments)
+                    await self._turn(store, lane, arguments)
                     continue
-                self._wake.clear()
+                lane.wake.clear()
                 at = core.next_at(now)
                 delay_s = None if at is None else max(at - now, 0.0) + TIMER_GRAIN_S
                 try:
                     async with asyncio.timeout(delay_s):
-                        await self._wake.wait()
+                        await lane.wake.wait()
                 except TimeoutError:
                     self._wake_readers()
         except ShoalError as error:
             self._error = error
-        finally:
             self._end()
 
-    async def _turn(self, arguments: list[bytes]) -> None:
-        assert self._run_turn is not None
-        core = self.core
+    async def _turn(self, store: str, lane: Lane, arguments: list[bytes]) -> None:
+        core = lane.core
         try:
-            reply = await self._run_turn(arguments)
+            reply = await lane.access.run_turn(arguments)
         except PERMANENT:
             raise
         except ConnectError as error:
             core.turn_lost(self._loop.time())
             if self._closed:
                 raise QueueUnavailableError(f"the store of queue {self._queue} does not answer ({error})") from error
+            self._ask_places()
+            self._rehome()
             await asyncio.sleep(self._limits.reconnect_delay_s_min)
             return
         core.reply(reply, self._loop.time())
+        assert self._entry is not None
+        if core.shut and any(b"%d" % shard in core.shut for shard in self._entry.shards_at(store)):
+            self._ask_places()
+        self._rehome()
         self._settle()
         self._wake_readers()
 
-    def _overdue(self, now: float) -> None:
-        if self.core.check_overdue(now):
-            self._wake_readers()
-
     def _settle(self) -> None:
-        settled, self.core.settled = self.core.settled, []
-        for job in settled:
-            future = self._futures.pop(job, None)
-            if future is not None and not future.done():
-                future.set_result(None)
-            if self.on_lost is not None and isinstance(job.error, JobLostError):
-                self.on_lost(job)
+        for core in self.cores:
+            settled, core.settled = core.settled, []
+            for job in settled:
+                future = self._futures.pop(job, None)
+                if future is not None and not future.done():
+                    future.set_result(None)
+                if self.on_lost is not None and isinstance(job.error, JobLostError):
+                    self.on_lost(job)
 
     def _end(self) -> None:
-        """The task has ended: nothing waits any longer."""
+        """The tasks have ended: nothing waits any longer."""
         for job, future in self._futures.items():
             if not future.done():
                 job.error = job.error or JobLostError("the consumer has ended before the store confirmed")

@@ -1,12 +1,15 @@
-"""The producer's core: which messages go to the store next, and what became of them.
+r"""The producer's core: which messages go to the store next, and what became of them.
 
 Owns the batches of one producer of one queue. Does no I/O. One batch is on its way at a time: a second one could be
 accepted while the first is refused, and overtake it. A batch whose reply was lost is sent again under the same number,
 and the store answers it as the first time.
 
     waiting --next_batch()--> on its way --answered()--> accepted, refused, or waiting again (full="wait")
-                                |   ^
+                                |   ^                \--> given back (`moved`), if the shard is not open on this store
                                 +---+ lost(): sent again
+
+A queue on several stores has one such core for each of them. Messages of a shard that is not open on the store are
+given back in order, with all that wait behind them.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 
 SAFE_PUT: Final = rule("safe_put", "`put` returns when the store has confirmed the message.")
 
-ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND = "A", "D", "F", "K", "I", "B"
+ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND, MOVED = "A", "D", "F", "K", "I", "B", "M"
 
 
 class Outgoing:
@@ -70,6 +73,8 @@ class ProducerCore:
         """Batches that were sent again."""
         self.messages = 0
         """Messages that the queue held when the store last answered."""
+        self.moved: list[Outgoing] = []
+        """Messages of shards that are not open on this store, in order. The caller takes them."""
 
     @property
     def idle(self) -> bool:
@@ -80,6 +85,10 @@ class ProducerCore:
     def next_at(self) -> float | None:
         """When `next_batch` has something to send; None if nothing waits, or a batch is on its way."""
         return self._not_before if self._waiting and not self._batch else None
+
+    def has_shard(self, shard: int) -> bool:
+        """Whether a message of this shard waits here or is on its way."""
+        return any(message.shard == shard for message in (*self._batch, *self._waiting, *self.moved))
 
     def add(self, messages: Sequence[Outgoing]) -> list[Outgoing]:
         """Accept messages for sending. Returns those that are decided at once: none, while the rules hold."""
@@ -138,7 +147,12 @@ class ProducerCore:
         decided: list[Outgoing] = []
         again: list[Outgoing] = []
         last: QueueError | None = None
+        away: set[int] = set()
         for message, letter in zip(batch, letters.decode(), strict=True):
+            if letter == MOVED:
+                away.add(message.shard)
+                self.moved.append(message)
+                continue
             if letter == ACCEPTED:
                 message.outcome = True
                 decided.append(message)
@@ -151,6 +165,9 @@ class ProducerCore:
                 message.outcome = error
                 decided.append(message)
         self._waiting.extendleft(reversed(again))
+        if away:
+            self.moved += [message for message in self._waiting if message.shard in away]
+            self._waiting = deque(message for message in self._waiting if message.shard not in away)
         if again:
             self._not_before = now + self._full_delay_s
             self._full_delay_s = min(2 * self._full_delay_s, self._limits.queue_full_retry_s_max)

@@ -1,13 +1,15 @@
 """`Queue`: put, take, inspect. The shell around a producer's core, and the entry to everything else.
 
-Owns the calls of applications, the link to the store, and the one task that sends batches. It never decides where a
-queue lives: its plan entry says so.
+Owns the calls of applications, the links to the stores of the queue, and one task for each of them that sends batches.
+It never decides where a queue lives: its plan entry says so. When a shard is not open on a store, it reads the entry
+again; messages of the shard wait meanwhile, in order.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -25,21 +27,26 @@ from shoal.errors import (
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_mover import first_states, settings_at
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.consumer import ConsumerCore
-from shoal.queues.consumer_shell import JobStream, TurnRunner
+from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import FollowUp
 from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
 from shoal.queues.producer import Outgoing, ProducerCore
 from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
 from shoal.queues.store_link import PERMANENT, Login, StoreLink
-from shoal.rules import ALL_RULES, Rules
+from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import Runtime
+
+MOVE_ORDER: Final = rule("move_order", "A message waits behind earlier ones of its shard that a moving shard refused.")
 
 ID_BITS: Final = 64
 PAGE: Final = 256
 """Keys, messages or dead letters of one request."""
+REFRESH_S: Final = 5.0
+"""While a store does not answer, the entry is read again this often: its shards may have moved before."""
 STATE_FIELDS: Final = (
     "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
     "generation_at", "buried",
@@ -101,7 +108,8 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class DeadLetter(msgspec.Struct, frozen=True):
-    """A message that failed for the last time. `entry` names it in `replay` and `forget`."""
+    """A message that failed for the last time. `entry` names it in `replay` and `forget`, and changes when its shard
+    moves to another store."""
 
     entry: str
     message: Message
@@ -143,6 +151,42 @@ class QueueContext:
     """Has a queue created if there is none, and returns its entry. None: `Queue.create` makes it on its store."""
 
 
+class _StorePath:
+    """A client's way to one store of a queue: the link, the producer's core, and the task that sends its batches."""
+
+    def __init__(self, link: StoreLink, producer: ProducerCore) -> None:
+        self.link = link
+        self.producer = producer
+        self.sender: asyncio.Task[None] | None = None
+        self.wake = asyncio.Event()
+
+
+class _ConsumerAccess:
+    """A consumer's way to one store (`shoal.queues.consumer_shell.StoreAccess`)."""
+
+    def __init__(
+        self,
+        link: StoreLink,
+        core: ConsumerCore,
+        prefix: bytes,
+        run: Callable[[list[bytes]], Awaitable[list[Any]]],
+        pushed: Callable[[bytes], None],
+    ) -> None:
+        self.core = core
+        self._run = run
+        self._link = link
+        self._prefix = prefix
+        self._pushed = pushed
+
+    async def listen(self) -> None:
+        """Receive pushed jobs from now on."""
+        await self._link.listen(self._prefix + b"in:" + self.core.name, self._pushed)
+
+    async def run_turn(self, arguments: list[bytes]) -> list[Any]:
+        """Run a turn on the store."""
+        return await self._run(arguments)
+
+
 class Queue:
     """One queue of a cluster. It connects when it is used."""
 
@@ -157,17 +201,27 @@ class Queue:
         self._number = context.runtime.random.getrandbits(ID_BITS)
         self._put_count = 0
         self._entry: QueueEntry | None = None
-        self._link: StoreLink | None = None
-        self._producer: ProducerCore | None = None
+        self._paths: dict[str, _StorePath] = {}
+        self._routes: dict[int, str] = {}
+        self._held: dict[int, deque[Outgoing]] = {}
         self._opening = asyncio.Lock()
-        self._sender: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
+        self._refresher: asyncio.Task[None] | None = None
+        self._refresh_wanted = False
+        self._refresh_delay_s = context.limits.queue_moving_retry_s
+        self._refreshed_at = 0.0
+        self.rerouted = 0
+        """Messages that a store has given back, because their shard is not open there. Not for applications."""
         self._waiters: dict[Outgoing, asyncio.Future[None]] = {}
         self._job_streams: list[JobStream] = []
         self._consumer_count = 0
         self._left: list[asyncio.Task[None]] = []
         """Links to stores that do not have the queue any more, while they close."""
         self._closed = False
+
+    @property
+    def producers(self) -> list[ProducerCore]:
+        """The producer's cores, one for each store. Not for applications."""
+        return [path.producer for path in self._paths.values()]
 
     # Putting
 
@@ -219,7 +273,7 @@ class Queue:
             raise ValueError(f'full is "raise" or "wait", not {full!r}')
         give_up_at = asyncio.get_running_loop().time() + self._limits.queue_put_timeout_s
         encoded = [self._encode(message) for message in messages]
-        entry, _, producer = await self._open(create=True)
+        entry = await self._open(create=True)
         outgoing = [
             Outgoing(entry.shard_of(key), key, id, delay_ms, body, full == "wait", give_up_at)
             for key, id, delay_ms, body in encoded
@@ -229,10 +283,7 @@ class Queue:
         for message in outgoing:
             futures.append(loop.create_future())
             self._waiters[message] = futures[-1]
-        self._tell(producer.add(outgoing))
-        if self._sender is None or self._sender.done():
-            self._sender = asyncio.create_task(self._run_sender(), name=f"producer of {self.name}")
-        self._wake.set()
+        self._route(outgoing)
         await asyncio.gather(*futures)
         return outgoing
 
@@ -250,10 +301,32 @@ class Queue:
         body = encode_message(number, id, put_us, bytes(payload), message.attributes, self._limits)
         return key, id, round(message.delay * 1000), body
 
-    async def _run_sender(self) -> None:
-        assert self._producer is not None
-        assert self._link is not None
-        producer, link = self._producer, self._link
+    def _route(self, messages: Iterable[Outgoing]) -> None:
+        """Give messages to the producers of their stores. Those of a shard that is moving wait behind earlier ones."""
+        by_store: dict[str, list[Outgoing]] = {}
+        for message in messages:
+            if message.shard in self._held and MOVE_ORDER in self._context.rules:
+                self._held[message.shard].append(message)
+            else:
+                by_store.setdefault(self._store_of(message.shard), []).append(message)
+        for store, found in by_store.items():
+            path = self._path(store)
+            self._tell(path.producer.add(found))
+            if path.sender is None or path.sender.done():
+                path.sender = asyncio.create_task(self._run_sender(path), name=f"producer of {self.name} at {store}")
+            path.wake.set()
+
+    def _store_of(self, shard: int) -> str:
+        """The store that gets the next message of a shard. It changes when the old one has answered all earlier
+        ones."""
+        assert self._entry is not None
+        wanted, current = self._entry.store_of(shard).id, self._routes.get(shard)
+        if current is None or current == wanted or not self._path(current).producer.has_shard(shard):
+            self._routes[shard] = current = wanted
+        return current
+
+    async def _run_sender(self, path: _StorePath) -> None:
+        producer = path.producer
         loop = asyncio.get_running_loop()
         arguments: list[bytes] | None = None
         while not producer.idle:
@@ -261,25 +334,174 @@ class Queue:
                 arguments = producer.next_batch(loop.time())
             if arguments is None:
                 at = producer.next_at
-                self._wake.clear()
+                path.wake.clear()
                 try:
                     async with asyncio.timeout(None if at is None else max(at - loop.time(), 0.0) + 0.001):
-                        await self._wake.wait()
+                        await path.wake.wait()
                 except TimeoutError:
                     pass
                 continue
             try:
-                letters, messages = await self._run(link, self._scripts.put, arguments)
+                letters, messages = await self._run(path, self._scripts.put, arguments)
                 decided = producer.answered(letters, messages, loop.time())
                 arguments = None
             except ShoalError as error:
                 if isinstance(error, ConnectError) and not isinstance(error, PERMANENT):
                     arguments, decided = producer.lost(loop.time())
+                    self._ask_places(lost=True)
                     if arguments is not None:
                         await asyncio.sleep(self._limits.reconnect_delay_s_min)
                 else:
                     arguments, decided = None, producer.failed(error)
             self._tell(decided)
+            if producer.moved:
+                moved, producer.moved = producer.moved, []
+                self.rerouted += len(moved)
+                for message in moved:
+                    self._held.setdefault(message.shard, deque()).append(message)
+                self._ask_places()
+
+    # Where shards are
+
+    def _ask_places(self, lost: bool = False) -> None:
+        """Read the entry again soon. With `lost`, because a store does not answer, not often."""
+        loop = asyncio.get_running_loop()
+        if self._closed or (lost and loop.time() - self._refreshed_at < REFRESH_S):
+            return
+        self._refresh_wanted = True
+        if self._refresher is None or self._refresher.done():
+            if loop.time() - self._refreshed_at >= REFRESH_S:
+                self._refresh_delay_s = self._limits.queue_moving_retry_s
+            self._refresher = asyncio.create_task(self._run_refresher(), name=f"places of {self.name}")
+
+    async def _run_refresher(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._refresh_wanted and not self._closed:
+            self._refresh_wanted = False
+            await asyncio.sleep(self._refresh_delay_s)
+            self._refresh_delay_s = min(2 * self._refresh_delay_s, self._limits.queue_moving_retry_s_max)
+            self._refreshed_at = loop.time()
+            with contextlib.suppress(ShoalError):
+                self._take_entry(await self._context.find(self.name))
+            self._release_held(loop.time())
+
+    def _take_entry(self, entry: QueueEntry) -> None:
+        """Use a newer entry."""
+        assert self._entry is not None
+        if entry.version != self._entry.version or entry.newness <= self._entry.newness:
+            return
+        self._entry = entry
+        self._refresh_delay_s = self._limits.queue_moving_retry_s
+        for store in entry.stores:
+            if store.id in self._paths:
+                self._paths[store.id].link.address = store
+        for jobs in list(self._job_streams):
+            jobs.use(entry)
+
+    def _release_held(self, now: float) -> None:
+        """Send the messages that waited for a shard, in order. Those that waited for too long are given up."""
+        held, self._held = self._held, {}
+        for waiting in held.values():
+            late = [message for message in waiting if now >= message.give_up_at]
+            for message in late:
+                message.outcome = QueueUnavailableError(
+                    f"a part of queue {self.name} is moving to another store and is not open yet",
+                    do="check `shoal status`; the message was not stored: put it again",
+                )
+            self._tell(late)
+            self._route(message for message in waiting if message.outcome is None)
+
+    def _path(self, store: str) -> _StorePath:
+        path = self._paths.get(store)
+        if path is None:
+            assert self._entry is not None
+            address = self._entry.store(store)
+            assert address is not None
+            context, name = self._context, f"shoal-queue:{self._number:016x}"
+            link = StoreLink(
+                address, context.login, name, self._limits, context.runtime, lambda: self._connection_lost(store)
+            )
+            producer = b"%016x" % self._number
+            path = _StorePath(link, ProducerCore(self.name, producer, self._entry.version, self._limits, context.rules))
+            self._paths[store] = path
+        return path
+
+    def _connection_lost(self, store: str) -> None:
+        for jobs in self._job_streams:
+            jobs.connection_lost(store)
+
+    async def _open(self, create: bool = False) -> QueueEntry:
+        if self._closed:
+            raise QueueError("the queue is closed", do="open a new bus")
+        async with self._opening:
+            if self._entry is None:
+                self._entry = await self._find(create)
+                if self._context.create is not None:
+                    limits = self._limits
+                    try:
+                        await self._made(limits.queue_put_timeout_s if create else limits.connect_timeout_s)
+                    except BaseException as error:
+                        self._forget_places(error if isinstance(error, ShoalError) else QueueError("not opened"))
+                        raise
+            return self._entry
+
+    async def _find(self, create: bool) -> QueueEntry:
+        try:
+            return await self._context.find(self.name)
+        except QueueNotFoundError:
+            if not create or self._context.create is None:
+                raise
+            return await self._context.create(self.name, None)
+
+    async def _made(self, limit_s: float) -> None:
+        """Wait until a store has the queue, whose entry may be new: the store's agent makes it."""
+        assert self._entry is not None
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + limit_s
+        link = self._path(self._entry.store_of(0).id).link
+        while True:
+            try:
+                await link.run(self._scripts.admin, self._prefix, [b"stats"])
+                return
+            except (QueueNotFoundError, ConnectError) as error:
+                if isinstance(error, PERMANENT):
+                    raise
+                if loop.time() >= give_up_at:
+                    raise QueueUnavailableError(
+                        f"store {link.address.id} does not have queue {self.name} yet ({error})",
+                        do="check `shoal status`: the store and its agent must run; nothing was stored",
+                    ) from error
+            await asyncio.sleep(self._limits.reconnect_delay_s_min)
+
+    async def _run(self, path: _StorePath, script: Script, arguments: list[bytes]) -> Any:
+        """Run a script. If the queue was dropped, the next call looks for it again."""
+        if self._paths.get(path.link.address.id) is not path:
+            raise QueueNotFoundError(f"queue {self.name} was dropped", do="use it again; the first put creates it")
+        try:
+            return await path.link.run(script, self._prefix, arguments)
+        except QueueNotFoundError as error:
+            if self._context.create is not None and self._paths.get(path.link.address.id) is path:
+                self._forget_places(error)
+            raise
+
+    def _forget_places(self, error: ShoalError) -> None:
+        """Give up what waits, and close all links. The next call looks for the queue again."""
+        self._give_up(error)
+        paths, self._paths, self._routes, self._entry = [*self._paths.values()], {}, {}, None
+        for path in paths:
+            path.wake.set()  # its sender has nothing left, and ends
+            self._left.append(asyncio.create_task(path.link.close(), name=f"close {path.link.address.id}"))
+        self._left = [task for task in self._left if not task.done()]
+
+    def _give_up(self, error: ShoalError) -> None:
+        """End all messages that wait for a store."""
+        held = [message for waiting in self._held.values() for message in waiting]
+        self._held = {}
+        for message in held:
+            message.outcome = error
+        self._tell(held)
+        for path in self._paths.values():
+            self._tell(path.producer.abandon(error))
 
     def _tell(self, decided: Iterable[Outgoing]) -> None:
         for message in decided:
@@ -305,31 +527,48 @@ class Queue:
         chosen = msgspec.structs.replace(settings or ConsumerSettings(), max_in_flight=max_in_flight)
         chosen.validate()
 
-        async def start(jobs: JobStream) -> tuple[ConsumerCore, TurnRunner]:
-            entry, link, _ = await self._open(create=True)
-            stored = (await self.stats()).settings
-            self._consumer_count += 1
-            name = b"%016x-%x" % (self._number, self._consumer_count)
+        group: list[ConsumerCore] = []
+        self._consumer_count += 1
+        name = b"%016x-%x" % (self._number, self._consumer_count)
+        lease_s = 0.0
+
+        async def start(jobs: JobStream) -> QueueEntry:
+            nonlocal lease_s
+            entry = await self._open(create=True)
+            lease_s = (await self._statistics_at(entry.store_of(0).id)).settings.lease_s
+            if jobs not in self._job_streams:
+                self._job_streams.append(jobs)
+            return self._entry or entry
+
+        def reach(jobs: JobStream, store: str) -> _ConsumerAccess:
+            assert self._entry is not None
             core = ConsumerCore(
-                self.name, name, entry.version, stored.lease_s, chosen, self._limits, self._context.rules, ack_timeout
+                self.name,
+                name,
+                self._entry.version,
+                lease_s,
+                chosen,
+                self._limits,
+                self._context.rules,
+                ack_timeout,
+                group,
             )
-            await link.listen(self._prefix + b"in:" + name, jobs.pushed)
-            self._job_streams.append(jobs)
+            path = self._path(store)
 
             async def run_turn(arguments: list[bytes]) -> list[Any]:
-                reply: list[Any] = await self._run(link, self._scripts.turn, arguments)
+                reply: list[Any] = await self._run(path, self._scripts.turn, arguments)
                 return reply
 
-            return core, run_turn
+            return _ConsumerAccess(path.link, core, self._prefix, run_turn, lambda data: jobs.pushed(store, data))
 
         async def stop(jobs: JobStream) -> None:
             if jobs in self._job_streams:
                 self._job_streams.remove(jobs)
-            if self._link is not None and jobs.started:
+            for path in self._paths.values() if jobs.started else ():
                 with contextlib.suppress(ConnectError):  # the inbox ended with the connection
-                    await self._link.unlisten(self._prefix + b"in:" + jobs.core.name)
+                    await path.link.unlisten(self._prefix + b"in:" + name)
 
-        return JobStream(self.name, start, stop, self._put_follow_ups, self._limits)
+        return JobStream(self.name, start, reach, stop, self._put_follow_ups, self._ask_places, self._limits)
 
     async def _put_follow_ups(self, staged: list[FollowUp]) -> None:
         """Store follow-ups. One that was stored by an earlier attempt is not stored again."""
@@ -343,9 +582,24 @@ class Queue:
     # Inspecting and changing
 
     async def stats(self) -> QueueStatistics:
-        """Return what the queue holds."""
-        conf, state, consumers, waiting, dead, halted, first = await self._admin(b"stats")
-        words = [int(word) for word in conf.split()]
+        """Return what the queue holds, on all its stores. While a shard is copied to another store, it counts twice."""
+        entry = await self._open()
+        found = [await self._statistics_at(store.id) for store in entry.stores if entry.shards_at(store.id)]
+        if len(found) == 1:
+            return found[0]
+        summed = {name: sum(getattr(one, name) for one in found) for name in _SUMMED}
+        return msgspec.structs.replace(
+            found[0],
+            **summed,
+            consumers=max(one.consumers for one in found),
+            waiting_consumers=max(one.waiting_consumers for one in found),
+            oldest_s=max(one.oldest_s for one in found),
+            settings=entry.settings,
+        )
+
+    async def _statistics_at(self, store: str) -> QueueStatistics:
+        conf, state, consumers, waiting, dead, halted, first = await self._admin(store, b"stats")
+        words = [int(word) for word in conf.split()[:12]]
         now = dict(zip(STATE_FIELDS, map(int, state.split()), strict=True))
         age_s = 0.0
         if first is not None:
@@ -369,52 +623,56 @@ class Queue:
 
     async def keys(self, count: int = 100) -> list[KeyStatus]:
         """Return up to `count` keys with work, those that consumers hold or that failed first."""
-        entry, _, _ = await self._open()
+        entry = await self._open()
         found: list[KeyStatus] = []
         for shard in range(len(entry.places)):
             if len(found) < count:
-                listed = await self._admin(b"keys", b"%d" % shard, b"%d" % min(count - len(found), PAGE))
+                listed = await self._admin(shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), PAGE))
                 found += map(_key_status, listed)
         return found
 
     async def peek(self, key: str | bytes | None = None, count: int = 10) -> list[Message]:
         """Return the first messages of a key, or the first message of each of several keys, without taking them."""
-        entry, _, _ = await self._open()
+        entry = await self._open()
         if key is None:
             names = [status.key for status in await self.keys(count) if status.messages]
             return [message for name in names for message in await self.peek(name, 1)]
         raw = check_key(key)
-        shard = b"%d" % entry.shard_of(raw)
-        bodies = await self._admin(b"peek", shard, raw, b"0", b"%d" % min(count, PAGE))
+        shard = entry.shard_of(raw)
+        bodies = await self._admin(shard, b"peek", b"%d" % shard, raw, b"0", b"%d" % min(count, PAGE))
         return [_message(raw, body) for body in bodies]
 
     async def purge(self) -> int:
         """Drop all messages, also those in flight, whose consumers get JobLostError. Returns how many. Dead letters
-        stay."""
+        stay, and so does a shard that is just moving."""
         return await self._drop_pages(b"purge")
 
     async def drop(self) -> int:
-        """Drop the queue on its store, with its dead letters. Returns how many messages were dropped. Not for
+        """Drop the queue on its stores, with its dead letters. Returns how many messages were dropped. Not for
         applications: `shoal queue drop` also removes it from the plan."""
         return await self._drop_pages(b"drop")
 
     async def pause(self) -> None:
         """Stop giving out jobs. Consumers finish what they hold; `put` works."""
-        await self._admin(b"pause", b"1")
+        for store in (await self._open()).stores:
+            await self._admin(store.id, b"pause", b"1")
 
     async def resume(self) -> None:
         """End `pause`."""
-        await self._admin(b"pause", b"0")
+        for store in (await self._open()).stores:
+            await self._admin(store.id, b"pause", b"0")
 
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
         `shoal queue configure` also changes the plan."""
         settings.validate()
-        current = (await self.stats()).settings
-        if settings.shards != current.shards:
-            raise QueueError(f"queue {self.name} has {current.shards} shards", do="create another queue")
-        entry, _, _ = await self._open()
-        await self._admin(b"configure", *(b"%d" % word for word in settings.words(entry.version)))
+        entry = await self._open()
+        if settings.shards != len(entry.places):
+            raise QueueError(f"queue {self.name} has {len(entry.places)} shards", do="create another queue")
+        changed = msgspec.structs.replace(entry, settings=settings)
+        for store in entry.stores:
+            words = settings_at(changed, store.id).words(entry.version)
+            await self._admin(store.id, b"configure", *(b"%d" % word for word in words))
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
@@ -429,29 +687,47 @@ class Queue:
                 await self._open()
                 return True
             return False
-        entry, _, _ = await self._open()
-        made = await self._admin(b"create", *(b"%d" % word for word in chosen.words(entry.version)))
-        return bool(made)
+        entry = msgspec.structs.replace(await self._open(), settings=chosen)
+        made = True
+        for store in entry.stores:
+            words = settings_at(entry, store.id).words(entry.version)
+            states = first_states(entry, store.id).encode()
+            made = bool(await self._admin(store.id, b"create", *(b"%d" % word for word in words), states)) and made
+        return made
 
     async def dead(self, count: int = 100, after: str = "") -> list[DeadLetter]:
-        """Return dead letters, the oldest first, after the entry `after`."""
-        listed = await self._admin(b"dead", after.encode(), b"%d" % count)
-        return [_dead_letter(entry, fields) for entry, fields in listed]
+        """Return dead letters, the oldest of each store first, after the entry `after`."""
+        start, _, at = after.partition("@")
+        found: list[DeadLetter] = []
+        for store in sorted(one.id for one in (await self._open()).stores):
+            if store >= at and len(found) < count:
+                first = start if store == at else ""
+                listed = await self._admin(store, b"dead", first.encode(), b"%d" % (count - len(found)))
+                found += [_dead_letter(entry, store, fields) for entry, fields in listed]
+        return found
 
     async def replay(self, entry: str) -> bool:
         """Put a dead letter back: to the head of its key if the key is halted, otherwise to the tail. Returns False if
         there is no such dead letter; raises QueueFullError if there is no room."""
-        return bool(await self._admin(b"replay", entry.encode()))
+        number, _, store = entry.partition("@")
+        if not any(one.id == store for one in (await self._open()).stores):
+            return False
+        return bool(await self._admin(store, b"replay", number.encode()))
 
     async def forget(self, *entries: str) -> int:
         """Drop dead letters. Returns how many."""
-        return int(await self._admin(b"forget", *(entry.encode() for entry in entries)))
+        count = 0
+        for store in (await self._open()).stores:
+            numbers = [entry.partition("@")[0] for entry in entries if entry.partition("@")[2] == store.id]
+            if numbers:
+                count += int(await self._admin(store.id, b"forget", *(number.encode() for number in numbers)))
+        return count
 
     async def release(self, key: str | bytes) -> bool:
         """Let a halted key continue with its next message. Returns False if it was not halted."""
         raw = check_key(key)
-        entry, _, _ = await self._open()
-        return bool(await self._admin(b"release", b"%d" % entry.shard_of(raw), raw))
+        shard = (await self._open()).shard_of(raw)
+        return bool(await self._admin(shard, b"release", b"%d" % shard, raw))
 
     async def drain(self) -> None:
         """Wait until the store has answered every `put`."""
@@ -459,37 +735,42 @@ class Queue:
             await asyncio.wait([*self._waiters.values()])
 
     async def aclose(self) -> None:
-        """Leave with all consumers, then end the connection. Messages that `put` still waits for fail."""
+        """Leave with all consumers, then end the connections. Messages that `put` still waits for fail."""
         self._closed = True
         for jobs in list(self._job_streams):
             await jobs.aclose()
-        if self._producer is not None:
-            error = QueueUnavailableError(
-                f"queue {self.name} was closed before the store confirmed", do="wait for `put` before closing"
-            )
-            self._tell(self._producer.abandon(error))
-        if self._sender is not None:
-            self._sender.cancel()
-            await asyncio.gather(self._sender, return_exceptions=True)
-        if self._link is not None:
-            await self._link.close()
-        await asyncio.gather(*self._left)
+        error = QueueUnavailableError(
+            f"queue {self.name} was closed before the store confirmed", do="wait for `put` before closing"
+        )
+        self._give_up(error)
+        tasks = [self._refresher] if self._refresher is not None else []
+        tasks += [path.sender for path in self._paths.values() if path.sender is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for path in self._paths.values():
+            await path.link.close()
+        await asyncio.gather(*self._left, return_exceptions=True)
 
     async def _drop_pages(self, operation: bytes) -> int:
         total = 0
-        while True:
-            dropped, visited = await self._admin(operation, b"%d" % PAGE)
-            total += int(dropped)
-            if not visited:
-                return total
+        for store in (await self._open()).stores:
+            visited = 1
+            while visited:
+                dropped, visited = await self._admin(store.id, operation, b"%d" % PAGE)
+                total += int(dropped)
+        return total
 
-    async def _admin(self, *arguments: bytes) -> Any:
-        _, link, _ = await self._open()
+    async def _admin(self, where: str | int, *arguments: bytes) -> Any:
+        """Run an operation on a store, or on the store of a shard."""
+        await self._open()
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._limits.connect_timeout_s
         while True:
+            assert self._entry is not None
+            store = self._entry.store_of(where).id if isinstance(where, int) else where
             try:
-                return await self._run(link, self._scripts.admin, [*arguments])
+                return await self._run(self._path(store), self._scripts.admin, [*arguments])
             except PERMANENT:
                 raise
             except ConnectError as error:
@@ -497,84 +778,12 @@ class Queue:
                     raise QueueUnavailableError(
                         f"the store of queue {self.name} does not answer ({error})", do="check `shoal status`"
                     ) from error
+                self._ask_places()
                 await asyncio.sleep(self._limits.reconnect_delay_s_min)
 
-    async def _run(self, link: StoreLink, script: Script, arguments: list[bytes]) -> Any:
-        """Run a script. If the queue was dropped, the next call looks for it again."""
-        if link is not self._link:
-            raise QueueNotFoundError(f"queue {self.name} was dropped", do="use it again; the first put creates it")
-        try:
-            return await link.run(script, self._prefix, arguments)
-        except QueueNotFoundError as error:
-            if self._context.create is not None and link is self._link:  # another call may have found out too
-                self._forget_place(error)
-            raise
 
-    def _forget_place(self, error: QueueNotFoundError) -> None:
-        assert self._link is not None
-        assert self._producer is not None
-        self._tell(self._producer.abandon(error))
-        self._left.append(asyncio.create_task(self._link.close()))
-        self._left = [task for task in self._left if not task.done()]
-        self._entry = self._link = self._producer = self._sender = None
-
-    async def _find(self, create: bool) -> QueueEntry:
-        try:
-            return await self._context.find(self.name)
-        except QueueNotFoundError:
-            if not create or self._context.create is None:
-                raise
-            return await self._context.create(self.name, None)
-
-    async def _made(self, link: StoreLink, limit_s: float) -> None:
-        """Wait until the store has a queue whose entry is new: its agent makes it."""
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + limit_s
-        while True:
-            try:
-                await link.run(self._scripts.admin, self._prefix, [b"stats"])
-                return
-            except (QueueNotFoundError, ConnectError) as error:
-                if isinstance(error, PERMANENT):
-                    raise
-                if loop.time() >= give_up_at:
-                    raise QueueUnavailableError(
-                        f"store {link.address.id} does not have queue {self.name} yet ({error})",
-                        do="check `shoal status`: the store and its agent must run; nothing was stored",
-                    ) from error
-            await asyncio.sleep(self._limits.reconnect_delay_s_min)
-
-    async def _open(self, create: bool = False) -> tuple[QueueEntry, StoreLink, ProducerCore]:
-        if self._closed:
-            raise QueueError("the queue is closed", do="open a new bus")
-        async with self._opening:
-            if self._entry is None or self._link is None or self._producer is None:
-                context = self._context
-                entry = await self._find(create)
-                if len(entry.stores) != 1:
-                    raise QueueUnavailableError(
-                        f"queue {self.name} is on {len(entry.stores)} stores, and this version of Shoal knows one",
-                        do="upgrade this process",
-                    )
-                name = f"shoal-queue:{self._number:016x}"
-                link = StoreLink(
-                    entry.stores[0], context.login, name, self._limits, context.runtime, self._connection_lost
-                )
-                if context.create is not None:
-                    limits = self._limits
-                    try:
-                        await self._made(link, limits.queue_put_timeout_s if create else limits.connect_timeout_s)
-                    except BaseException:
-                        await link.close()
-                        raise
-                self._entry, self._link = entry, link
-                producer = b"%016x" % self._number
-                self._producer = ProducerCore(self.name, producer, entry.version, self._limits, context.rules)
-            return self._entry, self._link, self._producer
-
-    def _connection_lost(self) -> None:
-        for jobs in self._job_streams:
-            jobs.connection_lost()
+_SUMMED: Final = ("messages", "bytes", "keys", "ready", "held", "delayed", "halted", "dead", "ids")
+"""Counts that are summed over the stores of a queue."""
 
 
 def _key_status(line: list[Any]) -> KeyStatus:
@@ -594,10 +803,10 @@ def _message(key: bytes, body: bytes) -> Message:
     return Message(stored.number.decode(), key, stored.id or None, payload, attributes, stored.put_us / 1e6)
 
 
-def _dead_letter(entry: bytes, fields: list[bytes]) -> DeadLetter:
+def _dead_letter(entry: bytes, store: str, fields: list[bytes]) -> DeadLetter:
     named = dict(zip(fields[::2], fields[1::2], strict=True))
     return DeadLetter(
-        entry.decode(),
+        f"{entry.decode()}@{store}",
         _message(named[b"key"], named[b"body"]),
         named[b"reason"].decode(errors="replace"),
         int(named[b"attempts"]),

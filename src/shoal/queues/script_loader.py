@@ -33,10 +33,16 @@ RULES: Final[tuple[Rule, ...]] = (
     rule("delayed_order", "A delayed message joins the tail of its key."),
     rule("retry_holds_key", "A key whose head failed waits for the retry, then becomes ready."),
     rule("fencing", "An operation under an old token changes nothing."),
+    rule("late_batch", "A batch that arrives after a later one of its producer stores nothing."),
+    rule("late_turn", "A turn that arrives after a later one of its consumer changes nothing."),
+    rule("move_seal", "Nothing in a shard changes while it is copied to another store."),
+    rule("move_dedupe", "The ids of messages move with their shard."),
+    rule("move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."),
+    rule("move_tombstone", "A store does not serve a shard that has moved away."),
 )
 """The rules inside the scripts."""
 
-NAMES: Final = ("put", "turn", "admin")
+NAMES: Final = ("put", "turn", "admin", "ship")
 _BLOCK: Final = re.compile(r"^[ ]*-- guard: (\w+)\n(.*?)^[ ]*-- end: \1\n", re.MULTILINE | re.DOTALL)
 
 
@@ -52,15 +58,16 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Scripts:
-    """The three scripts of queues."""
+    """The scripts of queues."""
 
     put: Script
     turn: Script
     admin: Script
+    ship: Script
 
     def __iter__(self) -> Iterator[Script]:
         """All of them."""
-        return iter((self.put, self.turn, self.admin))
+        return iter((self.put, self.turn, self.admin, self.ship))
 
 
 def load_scripts(rules: Rules = ALL_RULES) -> Scripts:

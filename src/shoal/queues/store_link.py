@@ -20,6 +20,7 @@ from shoal.errors import (
     QueueError,
     QueueFullError,
     QueueNotFoundError,
+    QueueUnavailableError,
     ServerTooOldError,
     StoreFullError,
     TlsError,
@@ -34,7 +35,7 @@ from shoal.wire.connection import Connection
 Login = tuple[str | None, str | None]
 PERMANENT: Final = (AuthenticationError, TlsError, ServerTooOldError)
 """Kinds of ConnectError after which trying again does not help."""
-_NOT_YET: Final = ("LOADING", "BUSY", "MASTERDOWN", "READONLY")
+_NOT_YET: Final = ("LOADING", "BUSY", "MASTERDOWN", "READONLY", "MOVING")
 """Errors of a store that will answer later."""
 _FULL: Final = ("OOM", "MISCONF")
 
@@ -175,6 +176,8 @@ class StoreLink:
             return StoreFullError(f"{where} has no memory or disk left ({text})", do="free some, or move queues away")
         if word in _NOT_YET:
             return ConnectError(f"{where} does not answer yet ({text})")
+        if word == "STALE":
+            return QueueUnavailableError(f"{where} has seen a newer plan ({text})", do="wait for the newest plan entry")
         if word == "OTHERVERSION":
             return QueueNotFoundError(
                 f"the queue was dropped and created again on {where}", do="try again; nothing was stored"

@@ -167,15 +167,124 @@ class Pair:
         self.shas = {name: real.call(b"SCRIPT", b"LOAD", text) for name, text in self.texts.items()}
         self.pushed: list[tuple[bytes, bytes]] = []
 
-    def run(self, name: str, *arguments: bytes) -> Any:
+    def run(self, name: str, *arguments: bytes, prefix: bytes = PREFIX) -> Any:
         """The reply of both, which must be the same."""
         clock = b"%d" % self.now
         self.real.call(b"SET", CLOCK, clock)
         self.model.execute((b"SET", CLOCK, clock), 0.0)
-        expected = show(self.real.call(b"EVALSHA", self.shas[name], b"1", PREFIX, *arguments))
-        got = show(run_script(self.texts[name], (PREFIX,), arguments, self.model, lambda *_: 0, float(self.now)))
+        expected = show(self.real.call(b"EVALSHA", self.shas[name], b"1", prefix, *arguments))
+        got = show(run_script(self.texts[name], (prefix,), arguments, self.model, lambda *_: 0, float(self.now)))
         assert got == expected, (name, arguments)
         return got
+
+
+OTHER = b"__shoal:q:other:"
+"""The same queue on another store: another prefix on the same server."""
+CONF = (b"1", b"3", b"1000", b"100000", b"500", b"2", b"20000", b"1500", b"300", b"5000", b"1", b"0")
+
+
+class Shard1:
+    """A queue with three shards at one prefix, and shard 1 on its way to the other prefix."""
+
+    def __init__(self, real: RealClient, rng: Random) -> None:
+        self.pair = Pair(real)
+        self.pair.run("admin", b"create", *CONF)
+        self.keys = [b"k%d" % number for number in range(12)]
+        for batch in range(30):
+            words = [b"1", b"p", b"%d" % (batch + 1)]
+            for _ in range(rng.randint(1, 12)):
+                words += [b"1", rng.choice(self.keys), rng.choice((b"", b"i%d" % rng.randint(0, 30)))]
+                words += [rng.choice((b"0", b"0", b"9000")), b"m" * rng.randint(1, 30)]
+            self.pair.run("put", *words)
+            self.pair.now += rng.choice((0, 0, 1))
+        turn = 0
+        for _ in range(6):  # some keys are held, some wait for a retry, some are halted
+            turn += 1
+            reply = self.pair.run("turn", b"1", b"c1", b"%d" % turn, b"1", b"0", b"2", b"20", b"3", b"")
+            for shard, key, token, *_ in reply[8]:
+                turn += 1
+                fate = rng.choice(((b"F", b"2000", b"why"), (b"F", b"-1", b"why"), (b"S", b"", b"")))
+                operation = (fate[0], shard, key, token, b"0", *fate[1:])
+                self.pair.run("turn", b"1", b"c1", b"%d" % turn, b"1", b"0", b"0", b"0", b"3", b"", *operation)
+
+    def ship(self, operation: bytes, revision: int, *arguments: bytes, to: bytes = PREFIX) -> Any:
+        return self.pair.run("ship", operation, b"1", b"%d" % revision, *arguments, prefix=to)
+
+    def copy(self, revision: int, since: bytes) -> None:
+        """Copies the shard, each page twice."""
+        facts = self.ship(b"seal", revision, b"1", since)
+        assert self.ship(b"seal", revision, b"1", since) == facts
+        cursor = b"0.0"
+        while cursor != b"end":
+            to, *page = self.ship(b"export", revision, b"1", since, cursor)
+            for _ in range(2):
+                got = self.ship(b"import", revision, b"1", since, facts, cursor, to, *page, to=OTHER)
+                assert got == to
+            cursor = to
+
+    def content(self, prefix: bytes) -> dict[bytes, Any]:
+        """What is in shard 1, without the names of its store."""
+        found = {key.removeprefix(prefix): value for key, value in model_keys(self.pair.model).items()}
+        return {
+            key: value
+            for key, value in found.items()
+            if key.startswith(b"1:") and not key.endswith((b":ship", b":due", b":dead"))
+        }
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: int) -> None:
+    world = Shard1(real, Random(seed))
+    before = world.content(PREFIX)
+    stats = world.pair.run("admin", b"stats")
+    assert any(key.startswith(b"1:k:") for key in before)
+    assert world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER) == []
+    world.copy(3, b"2")
+    assert world.content(PREFIX) == before, "a sealed shard does not change"
+    assert world.content(OTHER) == before
+    assert world.ship(b"place", 4, b"2", b"gog", *CONF, to=OTHER) == []
+    there = world.pair.run("admin", b"stats", prefix=OTHER)
+    names = ("now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old")
+    now, then = (dict(zip(names, reply[1].split(), strict=False)) for reply in (there, stats))
+    for name in ("messages", "bytes", "keys", "owned", "ready", "delayed"):
+        assert now[name] == then[name], name
+    assert int(now["ids"]) + int(now["ids_old"]) == int(then["ids"]) + int(then["ids_old"])
+    assert int(now["counter"]) >= int(then["counter"])
+    assert there[4:6] == stats[4:6], "dead letters and halted keys"
+    assert there[2] == 1, "the consumer has a lease"
+
+    assert world.ship(b"place", 4, b"2", b"ogo", *CONF) == [b"1"]
+    while world.ship(b"drop", 4, b"1", b"20"):
+        pass
+    assert world.content(PREFIX) == {}
+    left = dict(zip(names, world.pair.run("admin", b"stats")[1].split(), strict=False))
+    assert [left[name] for name in ("messages", "bytes", "keys", "owned", "ready", "delayed", "ids")] == [b"0"] * 7
+    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x")[0] == b"M"
+    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x", prefix=OTHER)[0] == b"A"
+    assert model_keys(world.pair.model) == real_keys(real)
+
+
+def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_nothing(real: RealClient) -> None:
+    world = Shard1(real, Random(7))
+    before, stats = world.content(PREFIX), world.pair.run("admin", b"stats")
+    world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER)
+    world.copy(3, b"2")
+    one, two = (b"1", b"k1", b"", b"0", b"x"), (b"2", b"z", b"", b"0", b"x")
+    assert world.pair.run("put", b"1", b"p", b"97", *one, *two, *one)[0] == b"MAM"
+    assert world.pair.run("put", b"1", b"p", b"97", *one, *two, *one)[0] == b"MAM", "the same batch again"
+    assert world.ship(b"place", 4, b"0", b"ooo", *CONF) == []
+    assert world.content(PREFIX) == before
+    owned, ready, delayed = (int(word) for word in stats[1].split()[6:9])
+    assert [int(word) for word in world.pair.run("admin", b"stats")[1].split()[6:9]] == [owned, ready + 1, delayed]
+    assert world.ship(b"place", 4, b"0", b"ggg", *CONF, to=OTHER) == [b"1"]
+    for late in ((b"seal", b"1", b"2"), (b"export", b"1", b"2", b"0.0")):
+        assert world.ship(late[0], 3, *late[1:]).startswith("STALE")
+    assert world.ship(b"import", 3, b"1", b"2", b"2 0 0 0 0 0 0", b"0.0", b"end", to=OTHER).startswith("STALE")
+    while world.ship(b"drop", 4, b"1", b"50", to=OTHER):
+        pass
+    assert world.content(OTHER) == {}
+    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x")[0] == b"A"
+    assert model_keys(world.pair.model) == real_keys(real)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -8,6 +8,10 @@ Owns the steps of each queue and the report about them. Entries and the store's 
     read --as it should be--> in force
     read --dropped, there--> delete, page by page --> unshare --> in force
 
+Then a mover (`shoal.queues.shard_mover`) brings the shards to the state that the entry wants: `ships` has the queues
+that are so far, `shipped` takes what their movers report. A store whose shards have all moved away keeps the queue
+without them: it tells clients that come late to look elsewhere. It is deleted with the queue.
+
 In each life of the store, and after each loss of the connection, the scripts are loaded and every queue is read again.
 
 A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
@@ -19,17 +23,19 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
 
 from shoal.logs import get_log
 from shoal.plan.queue_entry import REVISION_BITS, QueueEntry
+from shoal.plan.queue_mover import first_states, settings_at, wanted_states
 from shoal.plan.queue_report import QueueReport, QueueStatus
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.script_loader import Scripts
+from shoal.queues.shard_mover import ShardStatus
 from shoal.wire.commands import Request
 
 DROP_PAGE: Final = 500
@@ -38,6 +44,8 @@ ASKS_MAX: Final = 64
 """Queues with a command under way. The others wait for their turn."""
 RETRY_S: Final = 1.0
 """How long the agent waits before it repeats what the store refused."""
+CONF_WORDS: Final = 12
+"""Numbers in a queue's `conf` key. The states of its shards follow if one of them is not open."""
 SCRIPTS: Final = b""
 """The unit of the command that loads the scripts; no queue has this name."""
 
@@ -66,8 +74,9 @@ class Step(enum.Enum):
 
 @dataclass(slots=True)
 class _Queue:
-    """One queue whose entry names this store."""
+    """One queue whose entry names this store, or named it before."""
 
+    named: bool
     entry: QueueEntry
     line: bytes
     """The signed entry."""
@@ -78,6 +87,19 @@ class _Queue:
     outdated: bool = False
     """Whether the entry or the store's life has changed since that command was sent."""
     retry_at: float = 0.0
+    is_here: bool = True
+    """Whether the store has the queue, or must have it."""
+    shipped: ShardStatus = field(default_factory=ShardStatus)
+
+    def reported(self) -> QueueStatus:
+        """The status, with what the mover has done."""
+        status, shipped = self.status, self.shipped
+        if self.entry.dropped:
+            return status
+        move = self.entry.move
+        refused = shipped.refused if move is not None and shipped.refused == move.since else 0
+        trouble = status.trouble or (shipped.trouble if refused else "")
+        return QueueStatus(min(status.newness, shipped.newness), trouble, shipped.copied, refused)
 
 
 class StoreAgentCore:
@@ -104,12 +126,14 @@ class StoreAgentCore:
         known = self._queues.get(entry.unit)
         if known is not None and entry.newness <= known.entry.newness:
             return
-        if self.store not in {store.id for store in entry.stores}:
-            self.forget(entry.unit)
-        elif known is None:
-            self._queues[entry.unit] = _Queue(entry, data, QueueStatus(self._before.pop(entry.unit, 0)))
+        named = entry.store(self.store) is not None
+        if known is None:
+            before = self._before.pop(entry.unit, 0)
+            self._queues[entry.unit] = _Queue(
+                named, entry, data, QueueStatus(before), shipped=ShardStatus(newness=before)
+            )
         else:
-            known.entry, known.line = entry, data
+            known.named, known.entry, known.line = named, entry, data
             known.status = QueueStatus(known.status.newness)
             self._restart(known)
 
@@ -117,6 +141,19 @@ class StoreAgentCore:
         """The plan has no entry for a queue any more: it was dropped, here first."""
         self._queues.pop(unit, None)
         self._before.pop(unit, None)
+
+    def ships(self) -> list[QueueEntry]:
+        """The entries whose queues are made or read, so that their shards can be brought to the wanted state."""
+        return [
+            queue.entry
+            for queue in self._queues.values()
+            if queue.step is Step.DONE and queue.is_here and not queue.entry.dropped
+        ]
+
+    def shipped(self, unit: bytes, status: ShardStatus) -> None:
+        """What the mover of a queue has done."""
+        if (queue := self._queues.get(unit)) is not None:
+            queue.shipped = status
 
     def connected(self) -> None:
         """There is a connection to the store, which may have restarted."""
@@ -197,7 +234,7 @@ class StoreAgentCore:
 
     def take_report(self) -> QueueReport | None:
         """The report, if it has changed since the last call."""
-        report = QueueReport(self.store, {unit: queue.status for unit, queue in sorted(self._queues.items())})
+        report = QueueReport(self.store, dict(sorted(self.statuses.items())))
         if report == self._reported:
             return None
         self._reported = report
@@ -206,7 +243,7 @@ class StoreAgentCore:
     @property
     def statuses(self) -> dict[bytes, QueueStatus]:
         """The queues on this store."""
-        return {unit: queue.status for unit, queue in self._queues.items()}
+        return {unit: queue.reported() for unit, queue in self._queues.items() if queue.named}
 
     # -- one queue -------------------------------------------------------------------------------------------
 
@@ -217,7 +254,9 @@ class StoreAgentCore:
                 yield (b"GET", prefix + b"conf")
                 yield (b"GET", prefix + b"entry")
             case Step.CREATE | Step.CONFIGURE:
-                words = [b"%d" % word for word in queue.entry.settings.words(queue.entry.version)]
+                words = [b"%d" % word for word in settings_at(queue.entry, self.store).words(queue.entry.version)]
+                if queue.step is Step.CREATE:
+                    words.append(first_states(queue.entry, self.store).encode())
                 yield self._admin(prefix, queue.step.value.encode(), *words)
             case Step.SHARE:
                 yield (b"SET", prefix + b"entry", queue.line)
@@ -241,26 +280,38 @@ class StoreAgentCore:
                 return Step.SHARE
             case Step.DELETE:
                 (_, visited), *_ = replies
-                return Step.UNSHARE if visited == 0 else Step.DELETE
+                if visited:
+                    return Step.DELETE
+                return Step.UNSHARE if queue.entry.dropped else Step.READ
             case _:
                 return Step.DONE
 
     def _after_reading(self, queue: _Queue, conf: bytes | None, copy: bytes | None, now: float) -> Step:
         entry = queue.entry
-        words = [int(word) for word in conf.split()] if conf is not None else None
-        if words is not None and words[0] != entry.version:
-            self._trouble(queue, f"the store holds version {words[0]} of the queue, the plan says {entry.version}", now)
-            return Step.READ
+        words = [int(word) for word in conf.split()[:CONF_WORDS]] if conf is not None else None
+        queue.is_here = words is not None or queue.named
+        if words is None and not queue.named:
+            return Step.DONE if copy is None else Step.UNSHARE
+        if words is not None and conf is not None and words[0] != entry.version:
+            if _is_tombstone(conf):
+                return Step.DELETE
+            if queue.named:
+                why = f"the store holds version {words[0]} of the queue, the plan says {entry.version}"
+                self._trouble(queue, why, now)
+                return Step.READ
+            queue.is_here = False
+            return Step.DONE
         if entry.dropped:
             if words is not None:
                 return Step.DELETE
             return Step.DONE if copy is None else Step.UNSHARE
-        if words is None:
+        if words is None and "o" in wanted_states(entry, self.store):
             if queue.status.newness >> REVISION_BITS == entry.version:
                 self._trouble(queue, "the store has lost the queue: restore its directory, or drop the queue", now)
                 return Step.READ
             return Step.CREATE
-        if words[:-1] != entry.settings.words(entry.version)[:-1]:  # the last word is whether it is paused
+        limits = settings_at(entry, self.store).words(entry.version)
+        if queue.named and words is not None and words[:-1] != limits[:-1]:  # the last word is whether it is paused
             return Step.CONFIGURE
         return Step.DONE if copy == queue.line else Step.SHARE
 
@@ -279,3 +330,9 @@ class StoreAgentCore:
         queue.asked = False
         outdated, queue.outdated = queue.outdated, False
         return outdated
+
+
+def _is_tombstone(conf: bytes) -> bool:
+    """Whether a queue has no shard on the store."""
+    letters = conf.split()[CONF_WORDS:]
+    return bool(letters) and {*letters[0]} <= {*b"am"}

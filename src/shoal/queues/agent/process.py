@@ -37,7 +37,10 @@ from shoal.plan.queue_report import QueueReport, decode_queue_report, encode_que
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.queues.agent.core import Ask, StoreAgentCore
+from shoal.queues.mover_shell import MoverShell
 from shoal.queues.script_loader import load_scripts
+from shoal.queues.shard_mover import ShardStatus
+from shoal.queues.store_link import Login
 from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import PRODUCTION, Runtime
 from shoal.wire.connection import Connection
@@ -80,6 +83,7 @@ class StoreAgent:
         self._heard_at: float | None = None
         self._wake = asyncio.Event()
         self._report_changed = asyncio.Event()
+        self._movers: dict[bytes, tuple[MoverShell, asyncio.Task[None]]] = {}
 
     @property
     def core(self) -> StoreAgentCore | None:
@@ -105,6 +109,7 @@ class StoreAgent:
                 coordinator, self._address, holder, self._limits, self, self._answers, self._is_ready, STORES
             )
             stack.push_async_callback(lease_keeper.leave)
+            stack.push_async_callback(self._end_movers)
             await first_of(
                 lease_keeper.run(),
                 watch_keys(coordinator, keys.FORMAT_KEY, self._key_changed, retry_s),
@@ -152,6 +157,8 @@ class StoreAgent:
     def _entry_to_core(self, core: StoreAgentCore, unit: bytes, line: bytes | None) -> None:
         if line is None:
             core.forget(unit)
+            if (mover := self._movers.pop(unit, None)) is not None:
+                mover[1].cancel()
         else:
             try:
                 core.entry(line)
@@ -264,6 +271,30 @@ class StoreAgent:
             frame_bytes_max=self._limits.command_reply_bytes_max,
         )
 
+    def _ship(self, core: StoreAgentCore) -> None:
+        """Let movers carry out the entries of queues that are on the store."""
+        for entry in core.ships():
+            if entry.unit not in self._movers:
+                self._movers[entry.unit] = self._new_mover(core, entry.unit)
+            self._movers[entry.unit][0].observe(entry)
+
+    def _new_mover(self, core: StoreAgentCore, unit: bytes) -> tuple[MoverShell, asyncio.Task[None]]:
+        def report(status: ShardStatus) -> None:
+            core.shipped(unit, status)
+            self._report_changed.set()
+
+        def login() -> Login:
+            return self._login.username, self._login.password
+
+        mover = MoverShell(unit.decode(), self._address, self._scripts, login, report, self._limits, self._runtime)
+        return mover, asyncio.create_task(mover.run(), name=f"mover of {unit.decode()}")
+
+    async def _end_movers(self) -> None:
+        tasks = [task for _, task in self._movers.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _use(self, connection: Connection, core: StoreAgentCore, lease_keeper: LeaseKeeper) -> None:
         """Uses a connection until it ends."""
         core.connected()
@@ -274,6 +305,7 @@ class StoreAgent:
             while connection.usable:
                 self._wake.clear()
                 asks = core.asks(self._clock())
+                self._ship(core)
                 if asks:
                     await asyncio.gather(*(self._carry_out(connection, core, ask) for ask in asks))
                     self._report_changed.set()

@@ -2,7 +2,8 @@
 --
 --   KEYS[1]  prefix of the queue
 --   ARGV     operation, then its arguments
---     create CONF...        make the queue; if it exists with the same version, only tell so
+--     create CONF... letters    make the queue, with the state of each shard (none: all are open); if it exists with
+--                           the same version, only tell so
 --     configure CONF...     replace its limits
 --     pause 0|1             stop or continue giving out keys
 --     stats                 CONF, STATE, and what the state does not count
@@ -33,24 +34,24 @@ if operation == 'create' then
     return 0
   end
   set_conf()
-  for _, name in ipairs(STATE) do
-    state[name] = 0
-  end
-  local time = redis.call('TIME')
-  state.wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-  state.counter = 1
-  save_conf()
-  save_state()
+  shut = ARGV[#CONF + 2]
+  make_queue()
   return 1
 end
 if refused then
   return refused
 end
 
+-- Purging leaves shards alone that are not open here: they are being copied, or are elsewhere.
 local function drop_page(count)
   local dropped, visited = 0, 0
+  local shards = {}
   for number = 0, conf.shards - 1 do
-    local shard = text(number)
+    if operation == 'drop' or is_open(number) then
+      shards[#shards + 1] = text(number)
+    end
+  end
+  for _, shard in ipairs(shards) do
     local keys = {}
     local owners = redis.call('HKEYS', prefix .. shard .. ':owners')
     if visited < count then
@@ -160,12 +161,12 @@ elseif operation == 'purge' or operation == 'drop' then
   local dropped, visited = drop_page(tonumber(ARGV[2]))
   save_state()
   if visited == 0 and operation == 'drop' then
-    local names = {'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'producers:0', 'producers:1'}
+    local names = {'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'shards', 'producers:0', 'producers:1'}
     for at, name in ipairs(names) do
       names[at] = prefix .. name
     end
     for number = 0, conf.shards - 1 do
-      for _, name in ipairs({':ready', ':owners', ':delayed', ':ids:0', ':ids:1'}) do
+      for _, name in ipairs({':ready', ':owners', ':delayed', ':dead', ':due', ':ship', ':ids:0', ':ids:1'}) do
         names[#names + 1] = prefix .. text(number) .. name
       end
     end
@@ -176,9 +177,18 @@ elseif operation == 'dead' then
   local start = ARGV[2] == '' and '-' or '(' .. ARGV[2]
   return redis.call('XRANGE', prefix .. 'dead', start, '+', 'COUNT', ARGV[3])
 elseif operation == 'forget' then
-  local count = 0
+  local shards = {}
   for at = 2, #ARGV do
-    count = count + redis.call('XDEL', prefix .. 'dead', ARGV[at])
+    local entry = redis.call('XRANGE', prefix .. 'dead', ARGV[at], ARGV[at])[1]
+    shards[ARGV[at]] = entry and entry[2][2]
+    if entry and not is_open(entry[2][2]) then
+      return not_open(entry[2][2])
+    end
+  end
+  local count = 0
+  for id, shard in pairs(shards) do
+    count = count + redis.call('XDEL', prefix .. 'dead', id)
+    redis.call('ZREM', prefix .. shard .. ':dead', id)
   end
   return count
 elseif operation == 'replay' then
@@ -194,7 +204,11 @@ elseif operation == 'replay' then
     return redis.error_reply('FULL the queue has no room for the dead letter')
   end
   local shard, key = letter.shard, letter.key
+  if not is_open(shard) then
+    return not_open(shard)
+  end
   redis.call('XDEL', prefix .. 'dead', ARGV[2])
+  redis.call('ZREM', prefix .. shard .. ':dead', ARGV[2])
   state.messages, state.bytes = state.messages + 1, state.bytes + #letter.body
   local record = read_record(shard, key)
   if record and record.owner == HALTED then
@@ -212,6 +226,9 @@ elseif operation == 'replay' then
   return 1
 elseif operation == 'release' then
   local shard, key = ARGV[2], ARGV[3]
+  if not is_open(shard) then
+    return not_open(shard)
+  end
   local record = read_record(shard, key)
   if not record or record.owner ~= HALTED then
     return 0

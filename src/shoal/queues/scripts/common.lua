@@ -12,6 +12,7 @@ local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 
 local prefix = KEYS[1]
 local conf, state = {}, {}
+local shut = nil -- a letter for each shard, if one of them is not open here: see is_open
 local CONF = {
   'version', 'shards', 'messages_max', 'bytes_max', 'keys_max', 'attempts_max', 'dedupe_ms', 'ids_max', 'dead_max',
   'lease_ms', 'halt', 'paused',
@@ -25,9 +26,13 @@ local function text(number)
   return string.format('%.0f', number)
 end
 
+-- Read the numbers of a line; return the word behind them, if there is one.
 local function read_numbers(names, line, into)
   local at = 1
   for word in string.gmatch(line, '%S+') do
+    if not names[at] then
+      return word
+    end
     into[names[at]] = tonumber(word)
     at = at + 1
   end
@@ -58,7 +63,7 @@ local function load_conf()
   if not line then
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
-  read_numbers(CONF, line, conf)
+  shut = read_numbers(CONF, line, conf)
   read_numbers(STATE, redis.call('GET', prefix .. 'state') or '', state)
   advance_clock()
   return nil
@@ -76,11 +81,44 @@ local function load_version(version)
 end
 
 local function save_conf()
-  redis.call('SET', prefix .. 'conf', write_numbers(CONF, conf))
+  local line = write_numbers(CONF, conf)
+  if shut then
+    line = line .. ' ' .. shut
+  end
+  redis.call('SET', prefix .. 'conf', line)
+end
+
+-- The state of a shard on this store: o open, s sealed (it is being copied to another store), i importing, m moved away,
+-- a never here. A line without letters means that all shards are open.
+local function letter_of(shard)
+  return shut and string.sub(shut, shard + 1, shard + 1) or 'o'
+end
+
+local function is_open(shard)
+  return not shut or string.byte(shut, shard + 1) == 111
 end
 
 local function save_state()
   redis.call('SET', prefix .. 'state', write_numbers(STATE, state))
+end
+
+-- A new queue: `conf` and `shut` are set.
+local function make_queue()
+  if shut and not string.find(shut, '[^o]') then
+    shut = nil
+  end
+  for _, name in ipairs(STATE) do
+    state[name] = 0
+  end
+  local time = redis.call('TIME')
+  state.wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  state.counter = 1
+  save_conf()
+  save_state()
+end
+
+local function not_open(shard)
+  return redis.error_reply('MOVING shard ' .. shard .. ' is not open on this store')
 end
 
 local function next_number()
@@ -221,7 +259,9 @@ local function bury(shard, key, record, reason)
   local room = redis.call('XLEN', prefix .. 'dead') < conf.dead_max
   if room then
     local body = redis.call('LPOP', messages_key(shard, key))
-    local id = text(next_number()) .. '-0'
+    local number = text(next_number())
+    local id = number .. '-0'
+    redis.call('ZADD', prefix .. shard .. ':dead', number, id)
     redis.call(
       'XADD', prefix .. 'dead', id, 'shard', shard, 'key', key, 'reason', reason, 'attempts', text(record.attempts),
       'at', text(state.wall), 'body', body

@@ -5,7 +5,7 @@
 --   reply    one letter for each message, and how many messages the queue holds
 --
 -- A accepted; D its id was accepted before; F the queue is full; K too many keys; I too many ids; B behind a refused
--- message that must come first. A batch that comes again, because its reply was lost, gets the same letters again.
+-- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that comes again, because its reply was lost, gets the same letters again.
 
 local refused = load_version(ARGV[1])
 if refused then
@@ -21,15 +21,20 @@ local now_producers = prefix .. 'producers:' .. text(state.generation)
 -- What this batch was told when it came before: the letters of each shard that had a refused message. All others were
 -- accepted. One record for a batch: one for each shard would cost as much as the messages.
 local said = nil
--- guard: producer_sequence
-local line = redis.call('HGET', now_producers, producer)
-if not line or string.match(line, '^%d+') ~= batch then
-  line = redis.call('HGET', prefix .. 'producers:' .. text(1 - state.generation), producer)
+for _, generation in ipairs({state.generation, 1 - state.generation}) do
+  local line = redis.call('HGET', prefix .. 'producers:' .. text(generation), producer)
+  local number = line and string.match(line, '^%d+')
+  -- guard: late_batch
+  if number and tonumber(number) > tonumber(batch) then
+    return redis.error_reply('LATE a later batch of this producer came before this one')
+  end
+  -- end: late_batch
+  -- guard: producer_sequence
+  if number == batch and not said then
+    said = line
+  end
+  -- end: producer_sequence
 end
-if line and string.match(line, '^%d+') == batch then
-  said = line
-end
--- end: producer_sequence
 local said_letters = {}
 local function said_before(shard)
   if said and said_letters[shard] == nil then
@@ -44,6 +49,9 @@ local full, behind, accepted = false, {}, 0
 local many_keys = keys + (#ARGV - 3) / FIELDS > conf.keys_max
 
 local function judge(shard, key, id, body)
+  if shut and not is_open(shard) then
+    return 'M'
+  end
   if full or behind[key] then
     return 'B'
   end
@@ -99,7 +107,7 @@ for at = 4, #ARGV, FIELDS do
   letters[#letters + 1] = letter
 end
 
-if accepted == 0 then
+if said then
   return {table.concat(letters), state.messages}
 end
 
@@ -108,22 +116,20 @@ local told = {}
 for number, letter in ipairs(letters) do
   local at = 4 + (number - 1) * FIELDS
   local shard, key, id, delay_ms, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
-  if not said then
-    told[shard] = (told[shard] or '') .. letter
-    if letter == 'A' then
-      state.messages, state.bytes = state.messages + 1, state.bytes + #body
-      if id ~= '' then
-        redis.call('SADD', prefix .. shard .. now_ids, key .. '\0' .. id)
-        state.ids = state.ids + 1
-      end
-      if delay_ms > 0 then
-        local serial = string.format('%016.0f', next_number())
-        redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'm:' .. shard .. ':' .. serial)
-        redis.call('HSET', prefix .. shard .. ':delayed', serial, framed(key) .. body)
-        state.delayed = state.delayed + 1
-      else
-        add_message(shard, key, body, 'RPUSH')
-      end
+  told[shard] = (told[shard] or '') .. letter
+  if letter == 'A' then
+    state.messages, state.bytes = state.messages + 1, state.bytes + #body
+    if id ~= '' then
+      redis.call('SADD', prefix .. shard .. now_ids, key .. '\0' .. id)
+      state.ids = state.ids + 1
+    end
+    if delay_ms > 0 then
+      local serial = string.format('%016.0f', next_number())
+      redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'm:' .. shard .. ':' .. serial)
+      redis.call('HSET', prefix .. shard .. ':delayed', serial, framed(key) .. body)
+      state.delayed = state.delayed + 1
+    else
+      add_message(shard, key, body, 'RPUSH')
     end
   end
 end

@@ -11,16 +11,28 @@
 --     G shard key token upto side ''     give the key back, to the front (F) or the back (B) of the ready keys
 --     E shard key token '' '' ''         only tell whether the key is still held
 --   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
---            held keys, the largest number of a token so far
+--            held keys, the largest number of a token so far, a letter for each shard (empty: all are open)
 --
 -- The result of an operation is {status, messages left, bodies...}; status 0: the key is not held under this token,
--- 1: it is still held, 2: it is not held any more, 3: the same, and it is halted because the dead letters are full.
+-- 1: it is still held, 2: it is not held any more, 3: the same, and it is halted because the dead letters are full,
+-- 4: the shard is not open here, and nothing was done.
 -- A turn that comes again, because its reply was lost, gets the same statuses again; what it holds is listed (R).
 
 local refused = load_version(ARGV[1])
 if refused then
   return refused
 end
+
+local said = nil
+local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*)$')
+-- guard: late_turn
+if number and tonumber(number) > tonumber(ARGV[3]) then
+  return redis.error_reply('LATE a later turn of this consumer came before this one')
+end
+-- end: late_turn
+-- guard: turn_sequence
+said = number == ARGV[3] and letters
+-- end: turn_sequence
 
 -- The first write must be one that Redis allows when its memory is full: then it allows the others too, and consumers can
 -- empty a full store.
@@ -40,10 +52,12 @@ if not leaves and (not lease or tonumber(lease) - state.now < conf.lease_ms * 0.
   redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), consumer)
 end
 
-local function held_keys(holders, visit)
+-- Visit the keys of some consumers, in open shards and in those with the letter `also`. Nothing in another shard changes.
+local function held_keys(holders, visit, also)
   for number = 0, conf.shards - 1 do
     local shard = text(number)
-    local lines = redis.call('HGETALL', prefix .. shard .. ':owners')
+    local here = is_open(shard) or letter_of(shard) == also
+    local lines = here and redis.call('HGETALL', prefix .. shard .. ':owners') or {}
     for at = 1, #lines, 2 do
       if holders[string.match(lines[at + 1], '^%S+')] then
         visit(shard, lines[at], read_record(shard, lines[at]))
@@ -147,6 +161,9 @@ local function fail(shard, key, record, delay_ms, reason)
 end
 
 local function operate(code, shard, key, token, upto, extra, word)
+  if shut and not is_open(shard) then
+    return {4, 0}
+  end
   local record = read_record(shard, key)
   local held = record and record.owner ~= UNHELD and record.owner ~= HALTED
   -- guard: fencing
@@ -183,11 +200,6 @@ local function operate(code, shard, key, token, upto, extra, word)
 end
 
 local results, statuses = {}, {}
-local said = nil
--- guard: turn_sequence
-local number, letters = string.match(redis.call('HGET', prefix .. 'turns', consumer) or '', '^(%d+) (%d+)$')
-said = number == turn and letters
--- end: turn_sequence
 for at = 10, #ARGV, FIELDS do
   local one
   if said then
@@ -201,7 +213,7 @@ for at = 10, #ARGV, FIELDS do
   results[#results + 1] = one
   statuses[#results] = text(one[1])
 end
-if #results > 0 and not said then
+if not said then
   redis.call('HSET', prefix .. 'turns', consumer, turn .. ' ' .. table.concat(statuses))
 end
 
@@ -216,8 +228,8 @@ if leaves then
   end)
   redis.call('ZREM', prefix .. 'leases', consumer)
   redis.call('HDEL', prefix .. 'turns', consumer)
-elseif want_keys > 0 then
-  -- No consumer takes more than its share of all keys.
+elseif want_keys > 0 and not said then
+  -- A turn that comes again takes nothing: its reply may have no reader. None takes more than its share of all keys.
   local share = math.min(want_keys, math.ceil((state.owned + state.ready) / consumers) - held_count, state.ready)
   while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
     local shard, key = first_ready()
@@ -244,7 +256,7 @@ if string.find(flags, 'R', 1, true) then
       local left = redis.call('LLEN', messages_key(shard, key))
       kept[#kept + 1] = {shard, key, record.token, record.attempts, record.suspect, left, record.base}
     end
-  end)
+  end, 's')
 end
 if not leaves and #grants < want_keys then
   redis.call('ZADD', prefix .. 'waiting', load, consumer)
@@ -262,5 +274,5 @@ end
 save_state()
 return {
   joined, state.ready, hungry, consumers, state.owned, due_ms, conf.paused, results,
-  grants, kept, state.counter,
+  grants, kept, state.counter, shut or '',
 }

@@ -1,8 +1,9 @@
-"""The scenario `queue`: producers and consumers of one queue on one store, under faults.
+"""The scenario `queue`: producers and consumers of one queue on one to three stores, under faults.
 
-Owns the participants and their applications: the shipped `Queue` with its cores, and the shipped scripts on the model
-of a store, which keeps its keys through crashes because it answers only after it has synced. Handlers are quick, slow
-or fail; some messages always fail. The store's time of day jumps, replies and pushes are lost with connections. The
+Owns the participants and their applications: the shipped `Queue` with its cores, the shipped movers of the stores'
+agents, and the shipped scripts on models of stores, which keep their keys through crashes because they answer only
+after they have synced. Handlers are quick, slow or fail; some messages always fail. The stores' times of day jump,
+replies and pushes are lost with connections. In runs with several stores shards move between them (`queue_moves`). The
 checks are in `queue_history`.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -31,23 +33,26 @@ from shoal.lab.sim.scenarios.queue_history import (
     QueueHistory,
     StoredQueue,
 )
+from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveLeader, merged
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import Process
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
-from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, WAKE_POLL
+from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, WAKE_POLL
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import Job
+from shoal.queues.keyspace.collections import Values
 from shoal.queues.message_format import KEY_PREFIX
+from shoal.queues.mover_shell import MoverShell
 from shoal.queues.producer import SAFE_PUT
-from shoal.queues.queue import NewMessage, Queue, QueueContext
-from shoal.queues.script_loader import RULES
+from shoal.queues.queue import MOVE_ORDER, NewMessage, Queue, QueueContext
+from shoal.queues.script_loader import RULES, load_scripts
 from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START)
+BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, MOVE_ORDER)
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -75,17 +80,26 @@ CORNERS: Final = {
     "partition": "partition",
     "pause": "pause",
     "clock jump": "clock jump",
+    **MOVE_CORNERS,
 }
 """Every corner that a campaign must exercise, and its counter."""
 
 COUNTED: Final = ("repeated", "pushed", "given", "rejoined")
 """Counters of consumers that are corners."""
 NAME: Final = "jobs"
-STORE: Final = "store"
+STORES: Final = ("q1", "q2", "q3")
 SETTINGS: Final = QueueSettings(
     shards=4, messages_max=30, bytes_max=20_000, lease_s=5.0, dedupe_s=15.0, attempts_max=3, dead_max=1000
 )
-LIMITS: Final = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=2.0, queue_put_timeout_s=8.0)
+LIMITS: Final = msgspec.structs.replace(
+    DEFAULT_LIMITS,
+    connect_timeout_s=2.0,
+    queue_put_timeout_s=8.0,
+    shard_prepare_timeout_s=4.0,
+    shard_copy_timeout_s=6.0,
+)
+ENTRY_READ_S: Final = (0.001, 0.05)
+"""How long a client or an agent waits for an entry, which may change meanwhile."""
 POISON_SHARE: Final = 0.03
 """Share of the messages that always fail."""
 LONG_SHARE: Final = 0.3
@@ -108,9 +122,6 @@ class QueueRun(Scenario):
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.rules = rules
         self.history = QueueHistory()
-        self.entry = QueueEntry(
-            NAME.encode(), 1, 1, SETTINGS, (ServerAddress(STORE, STORE, 1),), (0,) * SETTINGS.shards
-        )
         self.created = False
         self.producing: set[str] = set()
         self.job_streams: list[JobStream] = []
@@ -132,28 +143,70 @@ class QueueRun(Scenario):
         self.slow = rng.random() < 0.4
         self.jumps = not options.peaceful and rng.random() < 0.5
         self.in_flight = rng.choice((1, 4, 16))
+        self.store_count = rng.choice((1, 2, 2, 3))
+        self.move_every_s = rng.choice((0.3, 1.0, 3.0))
 
     def build(self, rng: Random) -> FaultTargets:
-        """One store, producers and consumers."""
-        self.store = RedisNode(self.network, STORE)
-        restart = self.store.node.on_restart
-        assert restart is not None
-
-        def restarted() -> None:
-            keys = self.store.model.keys
-            restart()
-            self.store.model.keys = keys  # what was answered was synced
-
-        self.store.node.on_restart = restarted
-        self.store.node.on_crash = lambda: self.died("store", STORE)
+        """Stores with their agents, producers and consumers."""
+        names = STORES[: self.store_count]
+        self.stores = {name: self._store(name) for name in names}
+        addresses = tuple(ServerAddress(name, name, 1) for name in names)
+        entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, addresses[:1], (0,) * SETTINGS.shards)
+        self.leader = MoveLeader(
+            self.world, LIMITS, entry, self.exercised, self.move_every_s, self._kill, lambda name: self._values(name)
+        )
+        self.leader.stores = addresses
         producers = [f"producer-{number}" for number in range(self.producer_count)]
         consumers = [f"consumer-{number}" for number in range(self.consumer_count)]
+        agents = [f"agent-{name}" for name in names] if self.store_count > 1 else []
+        for address, name in zip(addresses, agents, strict=False):
+            self.participant(name, "agent", partial(self._run_agent, address))
         for name in producers:
             self.participant(name, "producer", self._produce)
         for name in consumers:
             self.participant(name, "consumer", self._consume)
-        everyone = [STORE, *producers, *consumers]
-        return FaultTargets(everyone, [*producers, *consumers], everyone)
+        everyone = [*names, *agents, *producers, *consumers]
+        return FaultTargets(everyone, [*agents, *producers, *consumers], everyone)
+
+    def _store(self, name: str) -> RedisNode:
+        store = RedisNode(self.network, name)
+        restart = store.node.on_restart
+        assert restart is not None
+
+        def restarted() -> None:
+            keys = store.model.keys
+            restart()
+            store.model.keys = keys  # what was answered was synced
+
+        store.node.on_restart = restarted
+        store.node.on_crash = lambda: self.died("store", name)
+        return store
+
+    def _values(self, store: str) -> Values:
+        return self.stores[store].model.keys.values
+
+    def _kill(self, store: str, what: str) -> None:
+        self.faults.crash(self.network.nodes[store if what == "store" else f"agent-{store}"])
+
+    async def _run_agent(self, address: ServerAddress, process: Process) -> None:
+        """The agent of a store: it learns of entries and carries them out."""
+        rng = self.world.rng(f"agent/{process.node.name}/{process.node.incarnation}")
+        mover = MoverShell(
+            NAME,
+            address,
+            load_scripts(self.rules),
+            lambda: (None, None),
+            lambda status: self.leader.report(address.id, status),
+            LIMITS,
+            process.runtime,
+        )
+        running = asyncio.create_task(mover.run())
+        while not running.done():
+            entry = self.leader.entry
+            await asyncio.sleep(rng.uniform(*ENTRY_READ_S))
+            if self.created:
+                mover.observe(entry)
+        await running
 
     def died(self, kind: str, name: str) -> None:
         """Counts a crash, and ends the jobs of a consumer."""
@@ -161,6 +214,10 @@ class QueueRun(Scenario):
         incarnation = self.network.nodes[name].incarnation - 1
         self.history.process_ended(f"{name}/{incarnation}", self.world.now)
         self.producing.discard(f"{name}/{incarnation}")
+
+    def go_on(self) -> None:
+        """The last move ends."""
+        self.leader.going = False
 
     def faults_began(self) -> None:
         """In some runs the store's clock jumps."""
@@ -170,7 +227,7 @@ class QueueRun(Scenario):
     def _jump(self) -> None:
         if self.faults.active:
             rng = self.world.rng("jump")
-            self.store.clock_jump_s += rng.choice(JUMP_S)
+            rng.choice(list(self.stores.values())).clock_jump_s += rng.choice(JUMP_S)
             self.exercised["clock jump"] += 1
             self.world.after(rng.uniform(*JUMP_EVERY_S), self._jump)
 
@@ -178,9 +235,12 @@ class QueueRun(Scenario):
 
     def _new_queue(self, process: Process) -> Queue:
         made: list[Queue] = []
+        rng = self.world.rng(f"find/{process.node.name}/{process.node.incarnation}")
 
         async def find(name: str) -> QueueEntry:
-            return self.entry
+            entry = self.leader.entry
+            await asyncio.sleep(rng.uniform(*ENTRY_READ_S))
+            return entry
 
         context = QueueContext(LIMITS, process.runtime, lambda: (None, None), find, self.rules)
         made.append(Queue(NAME, context, lambda name: made[0]))
@@ -194,15 +254,22 @@ class QueueRun(Scenario):
         while not self.created:
             try:
                 await queue.create(SETTINGS)
-                self.created = True
+                self._begin_moves()
             except ShoalError:
                 await asyncio.sleep(0.1)
         while self.active:
-            await self._put_some(queue, me, rng)
+            puts = [self._put_some(queue, me, rng) for _ in range(rng.choice((1, 1, 3)))]
+            await asyncio.gather(*puts)
             await asyncio.sleep(rng.expovariate(1 / self.pace_s))
         for _ in range(END_PUTS):
             await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
         self.producing.discard(me)
+
+    def _begin_moves(self) -> None:
+        """The queue exists."""
+        if not self.created and self.store_count > 1:
+            self.leader.start()
+        self.created = True
 
     async def _put_some(self, queue: Queue, me: str, rng: Random) -> None:
         count = rng.choice((1, 1, 1, 3, 8))
@@ -227,8 +294,9 @@ class QueueRun(Scenario):
                 self.exercised["accepted"] += 1
                 self.exercised["delayed"] += delayed
             self.exercised["waited"] += full == "wait" and self.world.now - now > 1.0
-        producer = queue._producer
-        self.exercised["batch again"] += producer is not None and producer.repeated > 0
+        self.exercised["batch again"] += any(producer.repeated for producer in queue.producers)
+        self.exercised["put rerouted"] = self.exercised["put rerouted"] + queue.rerouted
+        queue.rerouted = 0
         self._check_bound()
 
     def _outcome_of(self, error: ShoalError | None) -> str:
@@ -273,7 +341,7 @@ class QueueRun(Scenario):
             core = job.core
 
             def holds(job: Job = job) -> bool:
-                return not job.core.settled and jobs.core.lease_runs(clock())
+                return not job.core.settled and job.core.key.core.holds(job.core.key, clock())
 
             number = number_in(job.payload)
             again = any(start.number == number for start in self.history.starts)
@@ -297,7 +365,9 @@ class QueueRun(Scenario):
             except JobLostError:
                 self.exercised["job lost"] += 1
                 start.lost = True
-                start.certain = jobs.core.counters["rejoined"] == 0 and not core.key.failure and not jobs.core.left
+                cores = jobs.cores
+                start.certain = not any(one.counters["rejoined"] or one.left for one in cores)
+                start.certain = start.certain and not core.key.failure and not core.key.uncertain
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
@@ -307,16 +377,25 @@ class QueueRun(Scenario):
 
     @property
     def _stored(self) -> StoredQueue:
-        return StoredQueue(self.store.model.keys.values, KEY_PREFIX + NAME.encode() + b":")
+        prefix = KEY_PREFIX + NAME.encode() + b":"
+        if self.store_count == 1:
+            return StoredQueue(self._values(STORES[0]), prefix)
+        stores = [(name, self._values(name)) for name in self.stores]
+        return StoredQueue(merged(self.leader.entry, stores, prefix), prefix)
 
     def _check_bound(self) -> None:
+        """The bound is exact on one store. On several, each shard counts on the store where it was put."""
         count = len(self._stored.numbers(_number_of))
-        if count > SETTINGS.messages_max:
+        if count > SETTINGS.messages_max * (1 if self.store_count == 1 else SETTINGS.shards):
             self.history.violations.append(("over bound", f"{count} messages at t={self.world.now:.3f}"))
 
     def quiet(self) -> bool:
-        """Whether producers have ended and the queue is empty, or nothing will change any more."""
-        return not self.producing and (not self._stored.numbers(_number_of) or self.world.now > 200.0)
+        """Whether producers have ended, no shard moves and the queue is empty, or nothing will change any more."""
+        moves = self.leader.entry.move is not None or any(
+            key.endswith(b":ship") for name in self.stores for key in self._values(name)
+        )
+        work = moves or bool(self._stored.numbers(_number_of))
+        return not self.producing and (not work or self.world.now > 200.0)
 
     def judge(self) -> Verdict:
         """The verdict on everything so far."""
@@ -331,13 +410,17 @@ class QueueRun(Scenario):
         """What an empty queue keeps, and whether its counters are right."""
         for jobs in self.job_streams:
             for name in COUNTED if jobs.started else ():
-                self.exercised[f"consumer {name}"] += jobs.core.counters[name]
+                self.exercised[f"consumer {name}"] += sum(core.counters[name] for core in jobs.cores)
+            self.exercised["key rehomed"] += jobs.rehomed
         stored = self._stored
         numbers = stored.numbers(_number_of)
-        if not numbers and (left := sorted(stored.leftovers())):
-            verdict.violate("growth", f"an empty queue keeps {left[:3]}")
-        if self.created and stored.counted_messages() != len(numbers):
-            verdict.violate("growth", f"the queue counts {stored.counted_messages()} messages and has {len(numbers)}")
+        for name in self.stores:
+            one = StoredQueue(self._values(name), stored.prefix)
+            if not numbers and (left := sorted(one.leftovers())):
+                verdict.violate("growth", f"an empty queue keeps {left[:3]} on {name}")
+            held = len(one.numbers(_number_of))
+            if one.counted_messages() != held:
+                verdict.violate("growth", f"{name} counts {one.counted_messages()} messages and has {held}")
 
     def recorded(self) -> Sequence[object]:
         """The history, for the digest."""
