@@ -557,7 +557,7 @@ class ConsumerCore:
         if status == MOVING:
             key.lease_until = 0.0 if key.lease_until is None else key.lease_until
             return
-        if status == HELD:
+        if status == HELD and key.shard not in self.shut:  # a turn that comes again may be answered from memory
             key.lease_until = None
         if code == _EXTEND:
             if job is not None and job.extending:
