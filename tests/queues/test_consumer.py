@@ -332,3 +332,13 @@ def test_stores_share_what_a_consumer_may_hold() -> None:
     two.reply()
     two.core.disconnected(two.now)
     assert two.turn()[5] == b"3"
+
+
+def test_a_start_that_was_reported_ahead_does_not_count_if_the_consumer_leaves_before_it() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", suspect=1),))
+    assert driver.operations(driver.turn())[0][0] == b"S"
+    driver.reply(results=([1, 1],))
+    driver.core.leave(driver.now)
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"a", b"1.1", b"0", b"F", b"U")]

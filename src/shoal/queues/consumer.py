@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from shoal.errors import ConsumerInactiveError, DeadLettersFullError, JobLostError, QueueError
 from shoal.limits import Limits
-from shoal.queues.assignment import DelayMeter, Situation, keys_to_give, load_of
+from shoal.queues.assignment import FRONT, DelayMeter, Situation, keys_to_give, load_of
 from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -75,7 +75,7 @@ class HeldKey:
 
     __slots__ = (
         "attempts", "base", "bodies", "core", "done", "ended", "failure", "give", "key", "lease_until", "left",
-        "running", "shard", "start_reported", "suspect", "token", "uncertain", "wants",
+        "prestarted", "running", "shard", "start_reported", "suspect", "token", "uncertain", "wants",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +101,8 @@ class HeldKey:
         self.failure: tuple[JobCore, int, str] | None = None
         self.give: bytes | None = None
         self.start_reported = False
+        self.prestarted = False
+        """Whether the start of the head was reported before it was handed out, and it was not handed out yet."""
         self.wants = 0
         """Messages asked for in the turn that is on its way."""
         self.lease_until: float | None = None
@@ -260,7 +262,7 @@ class ConsumerCore:
             if key.startable and key.shard not in self.shut:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
-                key.start_reported = False
+                key.start_reported = key.prestarted = False
                 self._keys[key.grant] = self._keys.pop(key.grant)  # keys take turns
                 if not key.bodies and key.more > 0:
                     self._want_turn(now)
@@ -523,8 +525,10 @@ class ConsumerCore:
                 words += (_FAIL, *head, b"%d" % delay_ms, reason.encode(errors="replace"))
                 sent.append((_FAIL, key, key.done, job))
                 continue
-            if key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules):
-                words += (_GIVE, *head, key.give, b"")
+            unstarts = self._leaving and key.prestarted
+            gives = key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules)
+            if gives or unstarts:
+                words += (_GIVE, *head, key.give or FRONT, b"U" if key.prestarted else b"")
                 sent.append((_GIVE, key, key.done, None))
                 continue
             starts = (key.running is not None and not key.start_reported) or (key.suspect and bool(key.bodies))
@@ -575,6 +579,7 @@ class ConsumerCore:
             if code == _START:
                 key.start_reported = True
                 key.suspect = False
+                key.prestarted = key.running is None
             key.bodies += bodies
             return
         del self._keys[key.grant]

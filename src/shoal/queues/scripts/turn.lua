@@ -8,7 +8,8 @@
 --     D shard key token upto have want   messages up to `upto` are done; send `want` more after the `have` that it has
 --     S shard key token upto '' ''       messages up to `upto` are done, and the next one was started
 --     F shard key token upto delay reason  the message after `upto` failed: retry in `delay` ms; -1 means never
---     G shard key token upto side ''     give the key back, to the front (F) or the back (B) of the ready keys
+--     G shard key token upto side word   give the key back, to the front (F) or the back (B) of the ready keys; with
+--                                        the word U, the start that was reported has not happened
 --     E shard key token '' '' ''         only tell whether the key is still held
 --   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
 --            held keys, the largest number of a token so far, a letter for each shard (empty: all are open)
@@ -184,6 +185,9 @@ local function operate(code, shard, key, token, upto, extra, word)
     return {fail(shard, key, record, tonumber(extra), word), left}
   end
   if code == 'G' then
+    if word == 'U' and record.started == 1 then
+      record.attempts, record.suspect = record.attempts - 1, 1
+    end
     release(shard, key, record, extra == 'F' and 'LPUSH' or 'RPUSH')
     return {2, left}
   end
