@@ -39,6 +39,8 @@ ACK_ATTEMPTS_MAX: Final = 3
 
 LOST, HELD, RELEASED, HALTED = 0, 1, 2, 3
 _DONE, _START, _FAIL, _GIVE, _EXTEND = b"D", b"S", b"F", b"G", b"E"
+_UNSTARTED: Final = b"U"
+"""A key is given back whose head was not handed to the application, even if its start was reported before."""
 
 
 class JobCore:
@@ -64,7 +66,7 @@ class HeldKey:
     """A key that this consumer holds under one token."""
 
     __slots__ = (
-        "attempts", "base", "bodies", "done", "ended", "failure", "give", "key", "left", "running", "shard",
+        "attempts", "base", "bodies", "done", "ended", "failure", "give", "handed", "key", "left", "running", "shard",
         "start_reported", "suspect", "token", "wants",
     )  # fmt: skip
 
@@ -88,6 +90,8 @@ class HeldKey:
         self.failure: tuple[JobCore, int, str] | None = None
         self.give: bytes | None = None
         self.start_reported = False
+        self.handed = False
+        """Whether the head was handed to the application."""
         self.wants = 0
         """Messages asked for in the turn that is on its way."""
 
@@ -224,6 +228,7 @@ class ConsumerCore:
             if key.startable:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
+                key.handed = True
                 key.start_reported = False
                 self._keys[key.token] = self._keys.pop(key.token)  # keys take turns
                 if not key.bodies and key.more > 0:
@@ -239,6 +244,7 @@ class ConsumerCore:
         if key is None:
             return
         key.done += 1
+        key.handed = False
         key.attempts = 0
         key.ended.append(job)
         self._give_back(now)
@@ -434,7 +440,7 @@ class ConsumerCore:
                 sent.append((_FAIL, key, key.done, job))
                 continue
             if key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules):
-                words += (_GIVE, *head, key.give, b"")
+                words += (_GIVE, *head, key.give, b"" if key.handed else _UNSTARTED)
                 sent.append((_GIVE, key, key.done, None))
                 continue
             starts = (key.running is not None and not key.start_reported) or (key.suspect and bool(key.bodies))
@@ -537,6 +543,8 @@ class ConsumerCore:
 
     def _give_back(self, now: float) -> None:
         """Mark the keys that others should have."""
+        if not self.situation.ready and not self.situation.hungry:
+            return
         slow = self.meter.is_slow(now) and self.situation.hungry > 0
         free = [key for key in self._keys.values() if key.give is None and key.failure is None]
         chosen = keys_to_give(free, self.situation, self._settings, slow=slow)
