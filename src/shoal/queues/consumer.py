@@ -247,7 +247,8 @@ class ConsumerCore:
         key.handed = False
         key.attempts = 0
         key.ended.append(job)
-        self._give_back(now)
+        if self.situation.hungry or key.done >= self._settings.quantum_messages:  # otherwise no key goes back
+            self._give_back(now)
         self._want_turn(now)
 
     def fail(self, job: JobCore, delay_s: float | None, reason: str, now: float) -> None:

@@ -286,7 +286,7 @@ if string.find(flags, 'R', 1, true) then
     end
   end)
 end
-if not leaves and #grants < want_keys then
+if not leaves and #grants < want_keys and want_messages > 0 then -- one that got all messages it has room for is busy
   redis.call('ZADD', prefix .. 'waiting', load, consumer)
 end
 
