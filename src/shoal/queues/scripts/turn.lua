@@ -178,12 +178,7 @@ local function operate(code, shard, key, token, upto, extra, word)
     return {1, 0}
   end
   local removed = remove_done(shard, key, record, tonumber(upto))
-  local result, left = {1, 0}, nil
-  if code == 'D' and tonumber(word) > 0 then
-    left = fetch(result, shard, key, tonumber(extra), tonumber(word))
-  end
-  left = left or redis.call('LLEN', messages_key(shard, key))
-  result[2] = left
+  local left = redis.call('LLEN', messages_key(shard, key))
   if left == 0 then
     close_key(shard, key, true)
     return {2, 0}
@@ -205,6 +200,10 @@ local function operate(code, shard, key, token, upto, extra, word)
   end
   if removed then
     write_record(shard, key, record)
+  end
+  local result = {1, left}
+  if code == 'D' then
+    fetch(result, shard, key, tonumber(extra), math.min(tonumber(word), left - tonumber(extra)))
   end
   return result
 end
