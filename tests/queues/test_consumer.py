@@ -171,6 +171,18 @@ def test_a_key_above_the_share_goes_back_between_two_messages() -> None:
     assert job.key.running is job
 
 
+def test_a_key_that_goes_back_before_its_head_was_handed_out_says_so() -> None:
+    """The start of a suspect head is reported first. If the key then goes back, that start must not count."""
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1"), grant(b"b", 2, b"b1", suspect=1)), owned=2)
+    job = driver.job()
+    assert [one[0] for one in driver.operations(driver.turn())] == [b"S", b"S"]
+    driver.reply(results=([1, 1], [1, 1]), hungry=1, consumers=2, owned=2)
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"b", b"1.2", b"0", b"F", b"U")]
+    assert job.key.running is job
+
+
 def test_the_number_of_fetched_messages_is_bounded() -> None:
     driver = Driver(max_in_flight=3)
     assert driver.turn()[5] == b"3"
