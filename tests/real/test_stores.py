@@ -250,13 +250,12 @@ async def test_a_store_that_is_added_takes_the_next_queue_and_can_be_removed(
 
 
 async def test_stores_of_a_cluster_with_tls_use_it_and_get_new_certificates() -> None:
-    async with LocalCluster(1, stores=1, tls=True) as cluster:
-        async with ClusterQueues(cluster.url_for(ADMIN)) as queues:
-            entry = await queues.create("secret")
-            assert entry.stores[0].tls
-            await put_five(queues, "secret")
-            assert await cluster.renew_certificates() == ()
-            assert await waiting(queues, "secret") == 5
+    async with LocalCluster(1, stores=1, tls=True) as cluster, ClusterQueues(cluster.url_for(ADMIN)) as queues:
+        entry = await queues.create("secret")
+        assert entry.stores[0].tls
+        await put_five(queues, "secret")
+        assert await cluster.renew_certificates() == ()
+        assert await waiting(queues, "secret") == 5
 
 
 async def test_the_first_queue_gets_a_store_and_what_was_put_outlives_the_cluster(
