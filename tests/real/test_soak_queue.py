@@ -6,7 +6,9 @@ import pytest
 from tests.support.command import run_command, run_json_command
 
 
-async def test_a_queue_keeps_its_promises_while_everything_is_killed_and_shards_move(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_queue_keeps_its_promises_while_everything_is_killed_and_shards_move(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = ["--consumers", "3", "--keys", "30", "--kills", "5", "--moves", "2", "--seconds", "8"]
     status, facts = await run_json_command(capsys, "soak", "queue", *words)
     assert facts["violations"] == []
