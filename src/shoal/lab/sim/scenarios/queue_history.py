@@ -137,7 +137,7 @@ class StoredQueue:
 
     def leftovers(self) -> Iterator[bytes]:
         """Keys that an empty queue without consumers should not have."""
-        kept: Final = (b"conf", b"state", b"dead", b"turns", b"leases", b"waiting")
+        kept: Final = (b"conf", b"state", b"work", b"dead", b"turns", b"leases", b"waiting")
         for key in self.values:
             name = key.removeprefix(self.prefix)
             if name not in kept and b":ids:" not in name and not name.startswith(b"producers:"):
