@@ -276,6 +276,7 @@ EXCEPTIONS: Final = {
     ("shoal.wire.dial", "socket"): "sets the options of the connections that it opens",
     ("shoal.bus.client", "shoal.runtime.PRODUCTION"): "connect() is the entry for applications",
     ("shoal.channels.agent.process", "shoal.runtime.PRODUCTION"): "run_agent() is the agent's process",
+    ("shoal.queues.agent.process", "shoal.runtime.PRODUCTION"): "run_store_agent() is the process of a store's agent",
     ("shoal.leader.process", "shoal.runtime.PRODUCTION"): "run_balancer() is the balancer's process",
     ("shoal.redis", "redis"): "offers the exceptions of redis-py, and explains its other names",
     ("shoal.redis.client", "redis"): "explains the commands of redis-py",

@@ -270,6 +270,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     # -- Queues ----------------------------------------------------------------------------------------------
 
+    queues_max: int = 1000
+    """Queues of a cluster. At the limit the leader refuses to create another one."""
+
     queue_batch_messages_max: int = 256
     """Messages in one request to a store. More are sent in several."""
 

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.balance.queue_planner import QueuePlanner
 from shoal.balance.registry import ManagedKind, Registry
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
+from shoal.coordination.acl import STORES
 from shoal.load.kinds import Kinds
+from shoal.plan.queue_steps import QueueSteps
 from shoal.plan.steps import ChannelSteps
 
 KINDS: Final = Kinds(units=(CHANNEL,), hosts=(SERVER,))
-REGISTRY: Final = Registry(load=KINDS, units=(ManagedKind(ChannelSteps),))
+REGISTRY: Final = Registry(
+    load=KINDS,
+    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(), STORES)),
+)

@@ -423,7 +423,7 @@ async def test_sigterm_gives_up_lease_and_membership_at_once(served: Site) -> No
 @pytest.mark.parametrize(
     ("flags", "environment", "error"),
     [
-        (["--server", "s 1"], {}, "is not a valid server id"),
+        (["--server", "s 1"], {}, "is not a valid id"),
         (["--address", "nowhere"], {}, "host:port"),
         (["--max-out-bytes-per-s", "-1"], {}, "above 0"),
         ([], {}, "SHOAL_URL"),

@@ -9,7 +9,7 @@ and the report, the table of steps, and the registry with lamps beside the kinds
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -25,7 +25,7 @@ from shoal.load.record import RecordId, TelemetryRecord
 from shoal.load.table import UnitTable
 from shoal.load_kinds import KINDS
 from shoal.load_kinds import REGISTRY as SHIPPED
-from shoal.plan.conductor import Case, Step
+from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.move_request import decode_body
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rule, Rules
@@ -131,6 +131,7 @@ class LampSteps:
     """The table of steps of lamps (`shoal.plan.conductor.Steps`). Shelves that report exist."""
 
     kind: Final = LAMP.name
+    group: Final = ""
     entry_type: Final = LampEntry
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS, rules: Rules = ALL_RULES) -> None:
@@ -151,7 +152,7 @@ class LampSteps:
     def facts(self, entry: LampEntry) -> Mapping[str, object]:
         return {"lamp": entry.unit, "shelf": entry.shelf, "phase": entry.phase}
 
-    def answer(self, request: LampRequest, case: LampCase | None, hosts: Ring, leaving: Set[str]) -> Step[LampEntry]:
+    def answer(self, request: LampRequest, case: LampCase | None, around: Around[LampEntry, Ring]) -> Step[LampEntry]:
         if case is None or request.shelf not in case.reports:
             return Step(dropped="there is no such lamp or shelf")
         entry = case.entry

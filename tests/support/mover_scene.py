@@ -10,7 +10,6 @@ from tests.support.agent_site import until
 from tests.support.connections import connect_coordinator
 from tests.support.redis_server import RedisServer
 
-from shoal.balance.registry import ring_hosts
 from shoal.coordination.interface import Lease
 from shoal.coordination.redis import RedisCoordinator
 from shoal.errors import ForgedEntryError
@@ -69,7 +68,7 @@ class MoverScene:
             self.turns += 1
             return self.leading.get(name)
 
-        moving = ConductorShell(self.coordinator, ChannelSteps(PATIENT), self.signer, turn, ring_hosts, POLL_S)
+        moving = ConductorShell(self.coordinator, ChannelSteps(PATIENT), self.signer, turn, "", POLL_S)
         self.tasks[name] = asyncio.create_task(moving.run())
 
     async def some_turns(self) -> None:

@@ -251,6 +251,7 @@ class Balancer:
         self._asked = {kind: asked for kind, asked in self._asked.items() if now_s - asked[1] < timeout_s}
         if self._state.adding_hosts:
             there = set(self._window.hosts["host"].to_pylist()) if self._window else set()
+            there.update(*(units.hosts for units in view.others.values()))
             self._state = replace(
                 self._state,
                 adding_hosts={

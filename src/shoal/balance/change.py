@@ -6,7 +6,7 @@ servers are the kinds that ship.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, Union
 
@@ -113,10 +113,11 @@ class MoveAsked(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Units:
-    """The units of one kind in the coordinator: entries and requests by unit."""
+    """The units of one kind in the coordinator: entries and requests by unit, live hosts of its group."""
 
     entries: Mapping[bytes, Any]
     requests: Mapping[bytes, Any]
+    hosts: Set[str] = frozenset()
 
     def revision(self, unit: bytes) -> int:
         """The revision of a unit's entry; 0 if it has none."""
@@ -141,6 +142,10 @@ class Planner(Protocol):
     @property
     def kind(self) -> str:
         """The kind of unit; also the tag of its moves."""
+
+    @property
+    def group(self) -> str:
+        """The group of its hosts in the coordinator; empty if they are in the ring."""
 
     @property
     def entry_type(self) -> type[Any]:

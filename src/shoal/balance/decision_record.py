@@ -53,13 +53,14 @@ class SituationRecord(msgspec.Struct, frozen=True):
 
 
 class PlannerRecord(msgspec.Struct, frozen=True):
-    """The input of one kind's planner besides the load window: the encoded entries and requests of its units, and the
-    number of requested hosts that had not reported."""
+    """The input of one kind's planner besides the load window: the encoded entries and requests of its units, the
+    number of requested hosts that had not reported, and the live hosts of its group."""
 
     kind: str
     entries: tuple[bytes, ...]
     requests: tuple[bytes, ...]
     adding: dict[str, int]
+    hosts: tuple[str, ...] = ()
 
 
 class DecisionRecord(msgspec.Struct, frozen=True):
@@ -187,20 +188,21 @@ def _planner_record(kind: str, given: PlannerInput) -> PlannerRecord:
         tuple(_encoder.encode(entry) for _, entry in sorted(units.entries.items())),
         tuple(encode_body(kind, request) for _, request in sorted(units.requests.items())),
         dict(given.adding),
+        tuple(sorted(units.hosts)),
     )
 
 
 def _replanned(record: DecisionRecord, registry: Registry) -> Iterator[UnitMove | HostsWanted]:
     """The changes of the planners, from their recorded inputs."""
     planners = {planner.kind: planner for planner in registry.planners}
+    if missing := [given.kind for given in record.planners if given.kind not in planners]:
+        raise PlanError(f"this process has no planner for {missing[0]}", do="use the Shoal that wrote the record")
     for given in record.planners:
-        planner = planners.get(given.kind)
-        if planner is None:
-            raise PlanError(f"this process has no planner for {given.kind}", do="use the Shoal that wrote the record")
         try:
             window = LoadWindow.from_bytes(record.window, registry.load)
         except ProtocolError as error:
             raise PlanError(f"the load window of a record cannot be read: {error}") from error
+        planner = planners[given.kind]
         yield from planner.plan(PlannerInput(window, _units_of(given, planner), given.adding))
 
 
@@ -210,7 +212,11 @@ def _units_of(given: PlannerRecord, planner: Planner) -> Units:
     except (msgspec.DecodeError, ValueError) as error:
         raise PlanError(f"the entries of a record cannot be read: {error}") from error
     requests = [planner.read_request(data) for data in given.requests]
-    return Units({entry.unit: entry for entry in entries}, {request.unit: request for request in requests})
+    return Units(
+        {entry.unit: entry for entry in entries},
+        {request.unit: request for request in requests},
+        frozenset(given.hosts),
+    )
 
 
 # -- situations ----------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ Owns both: the view of the coordinator and the provider, and the effects that th
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Set
 from typing import Any, TypeAlias
 
@@ -41,6 +42,10 @@ class ProviderState(msgspec.Struct, frozen=True):
     """Cost of a new server per hour."""
 
 
+def _no_units() -> Units:
+    return Units({}, {})
+
+
 class BalancerView(msgspec.Struct, frozen=True):
     """The state of the coordinator and the provider. All entries have a valid signature of the cluster."""
 
@@ -61,8 +66,8 @@ class BalancerView(msgspec.Struct, frozen=True):
 
     @property
     def units(self) -> Mapping[str, Units]:
-        """Entries and requests of all kinds."""
-        return {CHANNEL: Units(self.entries, self.requests), **self.others}
+        """Entries and requests of all kinds; a kind that is not listed has none."""
+        return defaultdict(_no_units, {CHANNEL: Units(self.entries, self.requests), **self.others})
 
 
 class WriteMove(msgspec.Struct, frozen=True):

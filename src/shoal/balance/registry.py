@@ -14,23 +14,18 @@ from shoal.balance.change import Planner
 from shoal.limits import Limits
 from shoal.load.kinds import Kinds
 from shoal.plan.conductor import Steps
-from shoal.plan.ring import Ring
 from shoal.rules import Rules
-
-
-def ring_hosts(ring: Ring | None) -> Ring | None:
-    """The hosts of channels: the ring itself."""
-    return ring
 
 
 @dataclass(frozen=True, slots=True)
 class ManagedKind:
-    """A kind of unit that moves. `steps` creates its table of steps; `hosts` returns the hosts for that table, None
-    while nothing can be decided. A kind without a planner moves on request; channels are planned by the policy."""
+    """A kind of unit that moves. `steps` creates its table of steps. Its hosts are the live members of the group
+    `group` in the coordinator; empty means the ring. A kind without a planner moves on request; channels are planned by
+    the policy."""
 
     steps: Callable[[Limits, Rules], Steps[Any, Any, Any, Any]]
     planner: Planner | None = None
-    hosts: Callable[[Ring | None], Any] = ring_hosts
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""`shoal agent`: runs the agent of one server in the foreground, until SIGTERM.
+"""`shoal agent`: runs the agent of one server or store in the foreground, until SIGTERM.
 
-Owns the command's flags and the source of its address and password. The agent itself is in `shoal.channels.agent`.
+Owns the command's flags and the source of its address and password. The agents themselves are in
+`shoal.channels.agent` and `shoal.queues.agent`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from shoal import logs
 from shoal.cli.output import Subparsers, add_command
 from shoal.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shoal.plan.ring import ServerAddress
 
 URL_VARIABLE: Final = "SHOAL_URL"
 _SERVER_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -25,19 +29,22 @@ def register(subparsers: Subparsers) -> None:
         subparsers,
         "agent",
         run,
-        "run the agent of one server",
-        description="Run the agent of one server until SIGTERM. The coordinator's address, with the user and\n"
+        "run the agent of one server or store",
+        description="Run the agent of one server or store until SIGTERM. The coordinator's address, with the user and\n"
         f"password for it and for all servers, is read from ${URL_VARIABLE}, which other users of\n"
         "the machine cannot see.",
         example=f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 \\\n"
-        "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9",
+        "  shoal agent --server s1 --address 10.0.0.11:6379 --max-out-bytes-per-s 1.25e9\n"
+        f"{URL_VARIABLE}=shoal://agent:PASSWORD@10.0.0.1:7400 shoal agent --store q1 --address 10.0.0.12:6379",
     )
-    parser.add_argument("--server", required=True, metavar="ID", help="id of the server, for example s1")
+    host = parser.add_mutually_exclusive_group(required=True)
+    host.add_argument("--server", metavar="ID", help="id of the server, for example s1")
+    host.add_argument("--store", metavar="ID", help="id of the store, for example q1")
     parser.add_argument(
         "--address",
         required=True,
         metavar="HOST:PORT",
-        help="address of the server; clients connect to it too",
+        help="address of the server or store; clients connect to it too",
     )
     parser.add_argument("--site", default="", metavar="NAME", help="site of the server, where there are several")
     parser.add_argument("--rack", default="", metavar="NAME", help="what fails together with the server at its site")
@@ -62,26 +69,53 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the agent."""
-    from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
     from shoal.coordination.link import parse_address
     from shoal.plan.ring import ServerAddress
 
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
-    server, bandwidth = _server_id(args.server), _bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S)
+    id = _host_id(args.server or args.store)
     url = _url(args.settings.coordinator)
     tls = args.tls or parse_address(url, None, None).tls is not None
-    options = AgentOptions(
-        address=ServerAddress(server, host, port, args.site, args.rack, tls),
-        max_out_bytes_per_s=bandwidth,
-        metrics_port=_metrics_port(args.settings.metrics_port if args.metrics_port is None else args.metrics_port),
-        metrics_host=args.settings.metrics_host,
-        limits=args.settings.limits,
-        url=url,
-    )
-    run_agent(options)
+    address = ServerAddress(id, host, port, args.site, args.rack, tls)
+    metrics_port = _metrics_port(args.settings.metrics_port if args.metrics_port is None else args.metrics_port)
+    if args.store:
+        _run_store_agent(args, address, url, metrics_port)
+    else:
+        _run_server_agent(args, address, url, metrics_port)
     return 0
+
+
+def _run_server_agent(args: argparse.Namespace, address: ServerAddress, url: str, metrics_port: int) -> None:
+    from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
+
+    run_agent(
+        AgentOptions(
+            address=address,
+            max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
+            metrics_port=metrics_port,
+            metrics_host=args.settings.metrics_host,
+            limits=args.settings.limits,
+            url=url,
+        )
+    )
+
+
+def _run_store_agent(args: argparse.Namespace, address: ServerAddress, url: str, metrics_port: int) -> None:
+    from shoal.queues.agent.process import StoreAgentOptions, run_store_agent
+
+    if args.max_out_bytes_per_s is not None:
+        raise ConfigError("--max-out-bytes-per-s is for servers", do="leave it out")
+    run_store_agent(
+        StoreAgentOptions(
+            address=address,
+            metrics_port=metrics_port,
+            metrics_host=args.settings.metrics_host,
+            limits=args.settings.limits,
+            url=url,
+        )
+    )
 
 
 def _url(configured: str) -> str:
@@ -100,9 +134,9 @@ def read_address(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _server_id(text: str) -> str:
+def _host_id(text: str) -> str:
     if _SERVER_ID.fullmatch(text) is None:
-        raise ConfigError(f"{text!r} is not a valid server id", do="use 1 to 64 letters, digits, '_', '.' or '-'")
+        raise ConfigError(f"{text!r} is not a valid id", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     return text
 
 

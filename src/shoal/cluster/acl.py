@@ -149,15 +149,16 @@ def store_rights(role: str, scripts: Iterable[str]) -> str:
     commands inside a script with the rights of its caller, so a client can also run these commands itself, on the keys
     of queues: rights protect other data from clients of queues, not queues from each other.
     """
+    run = " ".join(f"+evalsha|{sha}" for sha in scripts)
+    use = f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +script|load {run} {_SCRIPT_COMMANDS}"
     if role == CLIENT:
-        run = " ".join(f"+evalsha|{sha}" for sha in scripts)
-        return f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +subscribe +unsubscribe +script|load {run} {_SCRIPT_COMMANDS}"
+        return f"{use} +subscribe +unsubscribe"
     if role in (READER, PIPELINE):
         return f"~{QUEUE_KEYS}* {_BASE} +info +get +xrange +xlen +xread +xinfo|stream"
     if role == AGENT:
-        return f"~{QUEUE_KEYS}* {_BASE} +info +get +script|load +client|list +client|kill"
+        return f"{use} +info +client|list +client|kill"
     if role == ADMIN:
-        return f"~{QUEUE_KEYS}* {_BASE} +info +client|list +client|kill +config|get +shutdown +get"
+        return f"{use} +subscribe +unsubscribe +info +client|list +client|kill +config|get +shutdown"
     raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")
 
 

@@ -17,6 +17,7 @@ from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, R
 from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
+from shoal.leader.host_group import HostGroup
 from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.load_kinds import REGISTRY
 from shoal.logs import get_log
@@ -56,14 +57,14 @@ class BalancerStore:
         self._others = {
             planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
         }
-        self._mirrors: list[Mirror[Any, Any]] = [
+        self._mirrors: list[Mirror[Any, Any] | HostGroup] = [
             self._entries,
             self._requests,
             self._marks,
             self._asks,
             self._pins,
             self._proposals,
-            *(mirror for kind in self._others.values() for mirror in (kind.entries, kind.requests)),
+            *(mirror for kind in self._others.values() for mirror in kind.mirrors),
         ]
 
     async def follow(self) -> None:
@@ -88,7 +89,8 @@ class BalancerStore:
     def others(self) -> dict[str, Units]:
         """Entries and requests of other kinds of units; a copy."""
         return {
-            kind: Units(dict(unit.entries.values), dict(unit.requests.values)) for kind, unit in self._others.items()
+            kind: Units(dict(unit.entries.values), dict(unit.requests.values), unit.live_hosts)
+            for kind, unit in self._others.items()
         }
 
     @property
@@ -219,6 +221,14 @@ class _UnitMirrors:
         self._planner = planner
         self.entries = Mirror(coordinator, keys.entries_prefix(planner.kind), self._read_entry, changed)
         self.requests = Mirror(coordinator, keys.moves_prefix(planner.kind), self._read_request, changed)
+        self._hosts = HostGroup(coordinator, planner.group, changed) if planner.group else None
+        self.mirrors: list[Mirror[Any, Any] | HostGroup] = [self.entries, self.requests]
+        self.mirrors += [self._hosts] if self._hosts else []
+
+    @property
+    def live_hosts(self) -> frozenset[str]:
+        """The live hosts of the kind's group."""
+        return frozenset(self._hosts.hosts or ()) if self._hosts else frozenset()
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Any] | None:
         try:

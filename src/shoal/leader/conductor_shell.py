@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeAlias, cast
 
 import msgspec
 
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ProtocolError
+from shoal.leader.host_group import HostGroup
 from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.logs import get_log
 from shoal.plan import keys
-from shoal.plan.conductor import Conductor, ConductorView, DropRequest, E, H, P, PutEntry, Q, Steps
+from shoal.plan.conductor import Conductor, ConductorView, DropEntry, DropRequest, E, H, P, PutEntry, Q, Steps
 from shoal.plan.ring import Ring
 from shoal.plan.signature import Signer
 
 _GATHER_S: Final = 0.01
 """How long changes are collected before the next round."""
 _log: Final = get_log(__name__)
+_Write: TypeAlias = PutEntry[E] | DropEntry | DropRequest
 
 
 class Leadership(msgspec.Struct, frozen=True):
@@ -36,8 +38,8 @@ class Leadership(msgspec.Struct, frozen=True):
 
 class ConductorShell(Generic[E, H, P, Q]):
     """Moves the units of one kind by its table of steps. `leading` returns the right to do so, None while another
-    process leads; each term as leader starts with a new conductor. `hosts` returns the hosts of units, given the ring;
-    `poll_s` is the interval of rounds without changes."""
+    process leads; each term as leader starts with a new conductor. The hosts of units are the live members of `group`,
+    or the ring if it is empty; `poll_s` is the interval of rounds without changes."""
 
     def __init__(
         self,
@@ -45,14 +47,13 @@ class ConductorShell(Generic[E, H, P, Q]):
         steps: Steps[E, H, P, Q],
         signer: Signer,
         leading: Callable[[], Leadership | None],
-        hosts: Callable[[Ring | None], H | None],
+        group: str,
         poll_s: float,
     ) -> None:
         self._coordinator = coordinator
         self._steps = steps
         self._signer = signer
         self._leading = leading
-        self._hosts = hosts
         self._poll_s = poll_s
         self._clock = asyncio.get_running_loop().time
         self._conductor: Conductor[E, H, P, Q] | None = None
@@ -64,7 +65,9 @@ class ConductorShell(Generic[E, H, P, Q]):
         self._requests = Mirror(coordinator, keys.moves_prefix(kind), self._read_request, self._changed)
         self._reports = Mirror(coordinator, keys.reports_prefix(kind), self._read_report, self._changed)
         self._marks = mirror_marks(coordinator, self._changed)
-        self._mirrors: list[Mirror[Any, Any]] = [self._entries, self._requests, self._reports, self._marks]
+        self._members = HostGroup(coordinator, group, self._changed) if group else None
+        self._mirrors: list[Mirror[Any, Any] | HostGroup] = [self._entries, self._requests, self._reports, self._marks]
+        self._mirrors += [self._members] if self._members else []
 
     async def run(self) -> None:
         """Moves units until it is cancelled; logs errors of the coordinator and retries."""
@@ -101,7 +104,7 @@ class ConductorShell(Generic[E, H, P, Q]):
                 await mirror.load()
             self._conductor, self._token = Conductor(self._steps, self._signer), leading.lease.token
         view = ConductorView(
-            self._hosts(leading.ring),
+            cast("H | None", leading.ring if self._members is None else self._members.hosts),
             self._entries.values,
             self._requests.values,
             self._reports.values,
@@ -117,11 +120,11 @@ class ConductorShell(Generic[E, H, P, Q]):
         wake_s = self._conductor.next_check_s
         return self._poll_s if wake_s is None else min(self._poll_s, wake_s)
 
-    async def _write(self, writes: Sequence[PutEntry[E] | DropRequest], fence: Lease | None) -> str | None:
+    async def _write(self, writes: Sequence[_Write[E]], fence: Lease | None) -> str | None:
         """Writes the keys that have not changed since; the others are decided again in the next round. Returns why a
         write failed, None if only changed keys were refused."""
         outcomes = await self._coordinator.write_all([self._key_write(write) for write in writes], fence=fence)
-        refused: list[tuple[PutEntry[E] | DropRequest, CoordinatorError]] = []
+        refused: list[tuple[_Write[E], CoordinatorError]] = []
         for write, outcome in zip(writes, outcomes, strict=True):
             if isinstance(outcome, CoordinatorError):
                 refused.append((write, outcome))
@@ -129,14 +132,18 @@ class ConductorShell(Generic[E, H, P, Q]):
                 self._written(write, outcome)
         for write, error in refused:
             if isinstance(error, ConflictError):
-                mirror = self._entries if isinstance(write, PutEntry) else self._requests
+                mirror = self._requests if isinstance(write, DropRequest) else self._entries
                 await mirror.refresh(self._key(write))
         return next((str(error) for _, error in refused if not isinstance(error, ConflictError)), None)
 
-    def _written(self, write: PutEntry[E] | DropRequest, version: int) -> None:
+    def _written(self, write: _Write[E], version: int) -> None:
         if isinstance(write, PutEntry):
             self._entries.take(self._key(write), Versioned(write.data, version))
             self._log_entry(write)
+            return
+        if isinstance(write, DropEntry):
+            self._entries.deleted(self._key(write), write.expect)
+            _log.info("plan entry deleted", kind=self._steps.kind, unit=write.unit)
             return
         self._requests.deleted(self._key(write), write.expect)
         if write.reason:
@@ -169,11 +176,11 @@ class ConductorShell(Generic[E, H, P, Q]):
                 return
         await asyncio.sleep(_GATHER_S)
 
-    def _key(self, write: PutEntry[E] | DropRequest) -> str:
-        key = keys.entry_key if isinstance(write, PutEntry) else keys.move_key
+    def _key(self, write: _Write[E]) -> str:
+        key = keys.move_key if isinstance(write, DropRequest) else keys.entry_key
         return key(write.unit, self._steps.kind)
 
-    def _key_write(self, write: PutEntry[E] | DropRequest) -> KeyWrite:
+    def _key_write(self, write: _Write[E]) -> KeyWrite:
         return KeyWrite(self._key(write), write.data if isinstance(write, PutEntry) else None, write.expect)
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Versioned] | None:

@@ -19,6 +19,7 @@ from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, PlanError, VersionError
 from shoal.leader.conductor_shell import Leadership
+from shoal.leader.host_group import read_address
 from shoal.leader.keeper import Keeper, Snapshot
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.secret_rotation import SecretRotation
@@ -38,7 +39,7 @@ from shoal.plan.keys import (
     pool_server,
     read_mark,
 )
-from shoal.plan.ring import AgentKey, Ring, ServerAddress
+from shoal.plan.ring import AgentKey, Ring
 from shoal.plan.secret_rotation import Rotation, decode, encode, generations
 from shoal.plan.signature import Signer, Verifier
 from shoal.plan.upgrade import upgrade_plan
@@ -55,7 +56,6 @@ STANDBY: Final = "another keeper holds the lease"
 
 _FIRST_POLL_S: Final = 0.1
 _log: Final = get_log(__name__)
-_address: Final = msgspec.msgpack.Decoder(ServerAddress)
 
 
 class KeeperView(msgspec.Struct, frozen=True):
@@ -253,7 +253,7 @@ class KeeperShell:
         marks = {pool_server(key): read_mark(stored.value) for key, stored in pool.items()}
         return Snapshot(
             contact=True,
-            members={member: address for member, data in members.items() if (address := _read_address(member, data))},
+            members={member: address for member, data in members.items() if (address := read_address(member, data))},
             leases={name.removeprefix(LEASES): lease.remaining_s for name, lease in leases.items()},
             guests=frozenset(server for server, mark in marks.items() if mark.is_guest),
             outside=frozenset(server for server, mark in marks.items() if mark.is_outside),
@@ -273,16 +273,3 @@ class KeeperShell:
         poll_s = self._timing.keeper_poll_s if self._keeper.ring else min(_FIRST_POLL_S, self._timing.keeper_poll_s)
         wake_s = self._keeper.next_check_s
         return poll_s if wake_s is None else max(0.0, min(poll_s, wake_s))
-
-
-def _read_address(member: str, data: bytes) -> ServerAddress | None:
-    """The address that a member announced; None, with a warning, if it cannot be read or has another id."""
-    try:
-        address = _address.decode(data)
-    except msgspec.DecodeError as error:
-        _log.warning("unreadable address of a member ignored", member=member, why=str(error))
-        return None
-    if address.id != member:
-        _log.warning("address with another id ignored", member=member, announced=address.id)
-        return None
-    return address

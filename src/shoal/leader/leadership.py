@@ -53,7 +53,7 @@ class Leader:
                 kind.steps(limits, rules),
                 signer,
                 lambda: self._keeping.leading,
-                kind.hosts,
+                kind.group,
                 timing.keeper_poll_s,
             )
             for kind in registry.units

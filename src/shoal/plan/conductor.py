@@ -14,7 +14,7 @@ reason if it is unreadable, names another unit or is impossible, or if its move 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -28,7 +28,7 @@ _log: Final = get_log(__name__)
 E = TypeVar("E", bound=UnitEntry)
 """The entry of a kind."""
 H = TypeVar("H")
-"""The hosts of the kind: the ring for channels."""
+"""The hosts of the kind: the ring for channels, the live members of a group for others."""
 P = TypeVar("P", bound="UnitReport")
 """The report of a host's agent."""
 Q = TypeVar("Q", bound="UnitRequest")
@@ -63,13 +63,26 @@ class Case(Generic[E, H, P]):
 
 
 @dataclass(frozen=True, slots=True)
+class Around(Generic[E, H]):
+    """The surroundings of a request: the hosts, those that are leaving and get nothing new, and the entries of all
+    units of the kind, with those that this round writes. `number` is the version of the request's key: later requests
+    for the unit have greater ones, also after its entry was deleted."""
+
+    hosts: H
+    leaving: Set[str]
+    entries: Mapping[bytes, E]
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Step(Generic[E]):
-    """The next step for a unit: an entry, if any. `dropped` is why a request ends: empty if it was fulfilled, None if
-    it is kept. `given_up` is why the move of the previous entry was given up."""
+    """The next step for a unit: an entry, if any, or that its entry is deleted. `dropped` is why a request ends: empty
+    if it was fulfilled, None if it is kept. `given_up` is why the move of the previous entry was given up."""
 
     entry: E | None = None
     dropped: str | None = None
     given_up: str | None = None
+    deleted: bool = False
 
 
 class Steps(Protocol[E, H, P, Q]):
@@ -89,9 +102,8 @@ class Steps(Protocol[E, H, P, Q]):
     def read_report(self, data: bytes) -> P:
         """The report in `data`; ProtocolError if it is invalid."""
 
-    def answer(self, request: Q, case: Case[E, H, P] | None, hosts: H, leaving: Set[str]) -> Step[E]:
-        """The step for a request; `case` is None if the unit has no entry. Nothing new is placed on hosts that are
-        `leaving`."""
+    def answer(self, request: Q, case: Case[E, H, P] | None, around: Around[E, H]) -> Step[E]:
+        """The step for a request; `case` is None if the unit has no entry."""
 
     def go_on(self, case: Case[E, H, P]) -> Step[E]:
         """The next entry of a move, if it is due."""
@@ -129,6 +141,14 @@ class PutEntry(Generic[E]):
 
 
 @dataclass(frozen=True, slots=True)
+class DropEntry:
+    """An entry to delete if its key still has the version `expect`."""
+
+    unit: bytes
+    expect: int
+
+
+@dataclass(frozen=True, slots=True)
 class DropRequest:
     """A request to delete if its key still has the version `expect`. `reason` is why it failed; empty if it was carried
     out."""
@@ -145,6 +165,37 @@ class _Known(Generic[E]):
     version: int
     entry: E | None
     since: float
+
+
+class _Entries(Mapping[bytes, E]):
+    """The entries of all units: those in the coordinator, with the writes of this round."""
+
+    def __init__(self, known: Mapping[bytes, _Known[E]]) -> None:
+        self._known = known
+        self._written: dict[bytes, E | None] = {}
+
+    def write(self, unit: bytes, entry: E | None) -> None:
+        """Notes a write; None deletes the entry."""
+        self._written[unit] = entry
+
+    def _entry(self, unit: bytes) -> E | None:
+        if unit in self._written:
+            return self._written[unit]
+        known = self._known.get(unit)
+        return known.entry if known is not None else None
+
+    def __getitem__(self, unit: bytes) -> E:
+        entry = self._entry(unit)
+        if entry is None:
+            raise KeyError(unit)
+        return entry
+
+    def __iter__(self) -> Iterator[bytes]:
+        new = [unit for unit in self._written if unit not in self._known]
+        return (unit for unit in (*self._known, *new) if self._entry(unit) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 class Conductor(Generic[E, H, P, Q]):
@@ -169,15 +220,19 @@ class Conductor(Generic[E, H, P, Q]):
         """The number of moving units at the last call of `observe`."""
         return len(self._moving)
 
-    def observe(self, view: ConductorView[H, P], now: float) -> list[PutEntry[E] | DropRequest]:
+    def observe(self, view: ConductorView[H, P], now: float) -> list[PutEntry[E] | DropEntry | DropRequest]:
         """Takes the state of the coordinator; returns the writes."""
         self._wait_s = None
         self._learn(view.entries, now)
         if view.hosts is None:
             return []
-        writes: list[PutEntry[E] | DropRequest] = []
+        writes: list[PutEntry[E] | DropEntry | DropRequest] = []
+        entries = _Entries(self._known)
         for unit in sorted(self._moving | view.requests.keys()):
-            self._decide(unit, view, view.hosts, now, writes)
+            for write in self._decide(unit, view, view.hosts, entries, now):
+                writes.append(write)
+                if not isinstance(write, DropRequest):
+                    entries.write(unit, write.entry if isinstance(write, PutEntry) else None)
         return writes
 
     def _learn(self, entries: Mapping[bytes, Versioned], now: float) -> None:
@@ -214,19 +269,21 @@ class Conductor(Generic[E, H, P, Q]):
         return entry
 
     def _decide(
-        self, unit: bytes, view: ConductorView[H, P], hosts: H, now: float, writes: list[PutEntry[E] | DropRequest]
-    ) -> None:
-        """Adds what is to be written for one unit: an entry at most, and the end of a request."""
+        self, unit: bytes, view: ConductorView[H, P], hosts: H, entries: Mapping[bytes, E], now: float
+    ) -> Iterator[PutEntry[E] | DropEntry | DropRequest]:
+        """What is to be written for one unit: an entry at most, and the end of a request."""
         known = self._known.get(unit) or _Known(0, None, now)
         asked = view.requests.get(unit)
         case = None
         if known.entry is not None:
             case = Case(known.entry, hosts, view.reports, lambda timeout_s: self._is_over(now - known.since, timeout_s))
-        answer: Step[E] = self._answer(unit, case, view, hosts, asked.value) if asked is not None else Step()
-        entry, dropped, given_up = answer.entry, answer.dropped, None
+        answer: Step[E] = Step()
+        if asked is not None:
+            answer = self._answer(unit, case, Around(hosts, view.leaving, entries, asked.version), asked.value)
+        entry, dropped, given_up, deleted = answer.entry, answer.dropped, None, False
         if entry is None and case is not None and case.entry.is_moving:
             step = self.steps.go_on(case)
-            entry, given_up = step.entry, step.given_up
+            entry, given_up, deleted = step.entry, step.given_up, step.deleted
             dropped = given_up if dropped is None else dropped
             if asked is not None and entry is None and dropped is None and self.steps.is_settled(case):
                 dropped = ""
@@ -234,20 +291,20 @@ class Conductor(Generic[E, H, P, Q]):
             begins = answer.entry is not None and (known.entry is None or _stage(known.entry) != _stage(entry))
             put = PutEntry(unit, entry, self._signer.line(entry), known.version, given_up, begins)
             self._signed[unit] = put
-            writes.append(put)
+            yield put
+        elif deleted:
+            yield DropEntry(unit, known.version)
         if asked is not None and dropped is not None:
-            writes.append(DropRequest(unit, asked.version, dropped))
+            yield DropRequest(unit, asked.version, dropped)
 
-    def _answer(
-        self, unit: bytes, case: Case[E, H, P] | None, view: ConductorView[H, P], hosts: H, data: bytes
-    ) -> Step[E]:
+    def _answer(self, unit: bytes, case: Case[E, H, P] | None, around: Around[E, H], data: bytes) -> Step[E]:
         try:
             request = self.steps.read_request(data)
         except PlanError as error:
             return Step(dropped=str(error))
         if request.unit != unit:
             return Step(dropped=f"it names another {self.steps.kind}")
-        return self.steps.answer(request, case, hosts, view.leaving)
+        return self.steps.answer(request, case, around)
 
     def _is_over(self, age_s: float, timeout_s: float) -> bool:
         """Whether a phase has lasted that long; if not, notes when to check again."""

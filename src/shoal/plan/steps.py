@@ -18,13 +18,13 @@ ends, it may have subscribers that know of no other server.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
 from shoal.limits import Limits
-from shoal.plan.conductor import Case, Step
+from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, decode_report, decode_request
@@ -313,9 +313,9 @@ class ChannelSteps:
             "revision": entry.newness,
         }
 
-    def answer(self, request: MoveRequest, case: _Case | None, hosts: Ring, leaving: Set[str]) -> Step[Entry]:
+    def answer(self, request: MoveRequest, case: _Case | None, around: Around[Entry, Ring]) -> Step[Entry]:
         """The first entry for a request, or why the request ends."""
-        ring, entry = hosts, case.entry if case else None
+        ring, entry = around.hosts, case.entry if case else None
         if entry is not None and _is_target(entry.placement, request):
             if entry.phase is Phase.END:
                 return Step(dropped="")
@@ -326,7 +326,7 @@ class ChannelSteps:
             return Step(dropped=f"the ring has no server {', '.join(strangers)}")
         placements, _ = unended(request.unit, entry, ring)
         here = {server for placement in placements for server in placement.servers}
-        if closed := [server for server in request.servers if server in leaving and server not in here]:
+        if closed := [server for server in request.servers if server in around.leaving and server not in here]:
             return Step(dropped=f"nothing new is placed on {', '.join(closed)}, which is being removed")
         dead = entry is not None and not any(is_alive(placement, ring) for placement in entry.subscribed)
         needs_entry = request.lasting and entry is None

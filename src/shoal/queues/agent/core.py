@@ -1,0 +1,281 @@
+"""The core of a store's agent: brings the queues on its store into the state that their plan entries demand.
+
+Owns the steps of each queue and the report about them. Entries and the store's replies in, commands for the store
+(`Ask`) out; a core without I/O. `shoal.queues.agent.process` is its shell.
+
+    read --not there--> create --> share --> in force         share: the signed entry is copied to the store,
+    read --other limits--> configure --> share                so that clients find it without the coordinator
+    read --as it should be--> in force
+    read --dropped, there--> delete, page by page --> unshare --> in force
+
+In each life of the store, and after each loss of the connection, the scripts are loaded and every queue is read again.
+
+A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
+The core reports that instead of hiding it behind an empty queue. Nor does it touch a queue of another version than the
+plan's: an operator decides about its messages.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from shoal.logs import get_log
+from shoal.plan.queue_entry import REVISION_BITS, QueueEntry
+from shoal.plan.queue_report import QueueReport, QueueStatus
+from shoal.plan.signature import Verifier
+from shoal.queues.message_format import KEY_PREFIX
+from shoal.queues.script_loader import Scripts
+from shoal.wire.commands import Request
+
+DROP_PAGE: Final = 500
+"""Keys and delayed messages that one call of `drop` deletes: it blocks the store for some milliseconds."""
+ASKS_MAX: Final = 64
+"""Queues with a command under way. The others wait for their turn."""
+RETRY_S: Final = 1.0
+"""How long the agent waits before it repeats what the store refused."""
+SCRIPTS: Final = b""
+"""The unit of the command that loads the scripts; no queue has this name."""
+
+_log: Final = get_log(__name__)
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Commands for the store about one queue, sent together. Their replies, or the first error, go to `replied` or
+    `failed`."""
+
+    unit: bytes
+    requests: tuple[Request, ...]
+
+
+class Step(enum.Enum):
+    """The next step of a queue."""
+
+    READ = "read"
+    CREATE = "create"
+    CONFIGURE = "configure"
+    SHARE = "share"
+    DELETE = "delete"
+    UNSHARE = "unshare"
+    DONE = "done"
+
+
+@dataclass(slots=True)
+class _Queue:
+    """One queue whose entry names this store."""
+
+    entry: QueueEntry
+    line: bytes
+    """The signed entry."""
+    status: QueueStatus
+    step: Step = Step.READ
+    asked: bool = False
+    """Whether a command is under way."""
+    outdated: bool = False
+    """Whether the entry or the store's life has changed since that command was sent."""
+    retry_at: float = 0.0
+
+
+class StoreAgentCore:
+    """The queues of one store. `verifier` has the cluster's key; `before` is the last report of an earlier agent."""
+
+    def __init__(self, store: str, verifier: Verifier, scripts: Scripts, before: QueueReport | None = None) -> None:
+        self.store = store
+        self._verifier = verifier
+        self._scripts = scripts
+        self._queues: dict[bytes, _Queue] = {}
+        self._before = {unit: status.newness for unit, status in (before.queues if before is not None else {}).items()}
+        """The newest entries that earlier agents have carried out."""
+        self._connected = False
+        self._loaded = self._loading = False
+        self._load_at = 0.0
+        self._may_act = True
+        self._reported: QueueReport | None = None
+
+    # -- inputs ----------------------------------------------------------------------------------------------
+
+    def entry(self, data: bytes) -> None:
+        """Takes a signed entry. Raises ForgedEntryError if it is not the cluster's."""
+        entry = self._verifier.line(data, QueueEntry)
+        known = self._queues.get(entry.unit)
+        if known is not None and entry.newness <= known.entry.newness:
+            return
+        if self.store not in {store.id for store in entry.stores}:
+            self.forget(entry.unit)
+        elif known is None:
+            self._queues[entry.unit] = _Queue(entry, data, QueueStatus(self._before.pop(entry.unit, 0)))
+        else:
+            known.entry, known.line = entry, data
+            known.status = QueueStatus(known.status.newness)
+            self._restart(known)
+
+    def forget(self, unit: bytes) -> None:
+        """The plan has no entry for a queue any more: it was dropped, here first."""
+        self._queues.pop(unit, None)
+        self._before.pop(unit, None)
+
+    def connected(self) -> None:
+        """There is a connection to the store, which may have restarted."""
+        self._connected, self._loaded, self._loading, self._load_at = True, False, False, 0.0
+        for queue in self._queues.values():
+            queue.asked = queue.outdated = False
+            self._restart(queue)
+
+    def disconnected(self) -> None:
+        """The connection has ended."""
+        self._connected = self._loaded = False
+
+    def lease(self, held: bool) -> None:
+        """The lease of the store is this agent's, or another one's: then only that one acts."""
+        self._may_act = held
+
+    def replied(self, unit: bytes, replies: list[Any], now: float) -> None:
+        """Takes the replies to an `Ask`."""
+        if unit == SCRIPTS:
+            self._loading, self._loaded = False, True
+            return
+        queue = self._queues.get(unit)
+        if queue is None or self._was_outdated(queue):
+            return
+        queue.step = self._after(queue, replies, now)
+        if queue.step is Step.DONE:
+            queue.status = QueueStatus(queue.entry.newness)
+
+    def failed(self, unit: bytes, error: str, now: float) -> None:
+        """The store refused an `Ask`; it is repeated after `RETRY_S`."""
+        if unit == SCRIPTS:
+            self._loading, self._load_at = False, now + RETRY_S
+            return
+        queue = self._queues.get(unit)
+        if queue is None or self._was_outdated(queue):
+            return
+        if error.startswith("NOSCRIPT"):
+            self._loaded, queue.step = False, Step.READ
+        elif error.startswith("NOQUEUE"):
+            queue.step = Step.READ
+        else:
+            self._trouble(queue, f"the store refuses to {queue.step.value} it: {error}", now)
+
+    # -- effects ---------------------------------------------------------------------------------------------
+
+    @property
+    def ready(self) -> bool:
+        """Whether the store has the scripts."""
+        return self._loaded
+
+    def asks(self, now: float) -> list[Ask]:
+        """The commands to send now."""
+        if not self._connected or not self._may_act:
+            return []
+        if not self._loaded:
+            if self._loading or now < self._load_at:
+                return []
+            self._loading = True
+            return [Ask(SCRIPTS, tuple((b"SCRIPT", b"LOAD", script.text) for script in self._scripts))]
+        room = ASKS_MAX - sum(queue.asked for queue in self._queues.values())
+        found: list[Ask] = []
+        for unit, queue in self._queues.items():
+            if len(found) >= room:
+                break
+            if queue.step is not Step.DONE and not queue.asked and now >= queue.retry_at:
+                queue.asked = True
+                found.append(Ask(unit, tuple(self._requests(queue))))
+        return found
+
+    def next_check_s(self, now: float) -> float | None:
+        """After how long to call `asks` again without other inputs; None if only inputs can matter."""
+        if not self._connected or not self._may_act:
+            return None
+        if not self._loaded:
+            return None if self._loading else max(0.0, self._load_at - now)
+        waiting = [queue.retry_at for queue in self._queues.values() if queue.step is not Step.DONE and not queue.asked]
+        return max(0.0, min(waiting) - now) if waiting else None
+
+    def take_report(self) -> QueueReport | None:
+        """The report, if it has changed since the last call."""
+        report = QueueReport(self.store, {unit: queue.status for unit, queue in sorted(self._queues.items())})
+        if report == self._reported:
+            return None
+        self._reported = report
+        return report
+
+    @property
+    def statuses(self) -> dict[bytes, QueueStatus]:
+        """The queues on this store."""
+        return {unit: queue.status for unit, queue in self._queues.items()}
+
+    # -- one queue -------------------------------------------------------------------------------------------
+
+    def _requests(self, queue: _Queue) -> Iterator[Request]:
+        prefix = KEY_PREFIX + queue.entry.unit + b":"
+        match queue.step:
+            case Step.READ:
+                yield (b"GET", prefix + b"conf")
+                yield (b"GET", prefix + b"entry")
+            case Step.CREATE | Step.CONFIGURE:
+                words = [b"%d" % word for word in queue.entry.settings.words(queue.entry.version)]
+                yield self._admin(prefix, queue.step.value.encode(), *words)
+            case Step.SHARE:
+                yield (b"SET", prefix + b"entry", queue.line)
+            case Step.DELETE:
+                yield self._admin(prefix, b"drop", b"%d" % DROP_PAGE)
+            case Step.UNSHARE:
+                yield (b"UNLINK", prefix + b"entry")
+            case Step.DONE:
+                return
+
+    def _admin(self, prefix: bytes, *arguments: bytes) -> Request:
+        return (b"EVALSHA", self._scripts.admin.sha, b"1", prefix, *arguments)
+
+    def _after(self, queue: _Queue, replies: list[Any], now: float) -> Step:
+        """The step after the current one, by the replies to it."""
+        match queue.step:
+            case Step.READ:
+                conf, copy = replies
+                return self._after_reading(queue, conf, copy, now)
+            case Step.CREATE | Step.CONFIGURE:
+                return Step.SHARE
+            case Step.DELETE:
+                (_, visited), *_ = replies
+                return Step.UNSHARE if visited == 0 else Step.DELETE
+            case _:
+                return Step.DONE
+
+    def _after_reading(self, queue: _Queue, conf: bytes | None, copy: bytes | None, now: float) -> Step:
+        entry = queue.entry
+        words = [int(word) for word in conf.split()] if conf is not None else None
+        if words is not None and words[0] != entry.version:
+            self._trouble(queue, f"the store holds version {words[0]} of the queue, the plan says {entry.version}", now)
+            return Step.READ
+        if entry.dropped:
+            if words is not None:
+                return Step.DELETE
+            return Step.DONE if copy is None else Step.UNSHARE
+        if words is None:
+            if queue.status.newness >> REVISION_BITS == entry.version:
+                self._trouble(queue, "the store has lost the queue: restore its directory, or drop the queue", now)
+                return Step.READ
+            return Step.CREATE
+        if words[:-1] != entry.settings.words(entry.version)[:-1]:  # the last word is whether it is paused
+            return Step.CONFIGURE
+        return Step.DONE if copy == queue.line else Step.SHARE
+
+    def _trouble(self, queue: _Queue, why: str, now: float) -> None:
+        if queue.status.trouble != why:
+            _log.error("queue not in force", queue=queue.entry.unit, store=self.store, why=why)
+        queue.status = QueueStatus(queue.status.newness, why)
+        queue.step, queue.retry_at = Step.READ, now + RETRY_S
+
+    def _restart(self, queue: _Queue) -> None:
+        queue.step, queue.retry_at = Step.READ, 0.0
+        queue.outdated = queue.asked
+
+    def _was_outdated(self, queue: _Queue) -> bool:
+        """Ends a command; returns whether the queue has begun again since it was sent."""
+        queue.asked = False
+        outdated, queue.outdated = queue.outdated, False
+        return outdated
