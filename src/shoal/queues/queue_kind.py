@@ -1,7 +1,7 @@
 """The telemetry of queues: the columns of the kinds `queue` and `store`, and what a shard costs its store.
 
-Owns the two kinds. A unit of kind `queue` is one shard of a queue (`shoal.plan.shard_names`), because shards are what is
-placed. `shoal.load.record` encodes them, `shoal.queues.agent.meter` derives the figures.
+Owns the two kinds. A unit of kind `queue` is one shard of a queue, because shards are placed; `shoal.plan.shard_names`
+has its name. `shoal.load.record` encodes the figures, `shoal.queues.agent.meter` derives them.
 """
 
 from __future__ import annotations
