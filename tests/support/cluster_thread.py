@@ -31,8 +31,9 @@ def patient_agent(server: ServerAddress) -> Sequence[str]:
 class ClusterThread:
     """Starts a cluster, and stops it at the end of the block."""
 
-    def __init__(self, servers: int, tls: bool | None = None) -> None:
+    def __init__(self, servers: int, tls: bool | None = None, stores: int = 0) -> None:
         self._servers = servers
+        self._stores = stores
         self._tls = tls
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -72,7 +73,9 @@ class ClusterThread:
         self._loop = asyncio.get_running_loop()
         self._end = asyncio.Event()
         limits = Limits(server_lease_s=LEASE_S)
-        cluster = LocalCluster(self._servers, limits=limits, agent_command=patient_agent, tls=self._tls)
+        cluster = LocalCluster(
+            self._servers, limits=limits, agent_command=patient_agent, tls=self._tls, stores=self._stores
+        )
         async with cluster as self._cluster:
             self.url = self._cluster.url
             self._ready.set()

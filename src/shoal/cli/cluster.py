@@ -28,6 +28,9 @@ _LOAD_INTERVAL_S: Final = 0.3
 _STATUS_TIMEOUT_S: Final = 1.0
 """How long `status` waits for each process; all are asked at the same time."""
 _SERVERS_MAX: Final = 1000
+_STORES_MAX: Final = 80
+_QUEUES_SHOWN_MAX: Final = 10
+"""Unavailable queues that `status` names; `--json` has all."""
 _DAY_S: Final = 86400
 _BALANCERS: Final = 2
 _BALANCERS_MAX: Final = 5
@@ -41,11 +44,19 @@ def register(subparsers: Subparsers) -> None:
         "up",
         run_up,
         "start a local cluster in the background",
-        example="shoal up\nshoal up --servers 5 --tls --state-dir /tmp/my-cluster",
+        example="shoal up\nshoal up --servers 5 --stores 1 --tls --state-dir /tmp/my-cluster",
         description="Start a coordinator, servers, agents and balancers on the loopback interface, on free ports, "
-        "with generated passwords. Returns when the cluster is ready.",
+        "with generated passwords. Returns when the cluster is ready. A stopped cluster with stores is continued with "
+        "their queues.",
     )
     parser.add_argument("--servers", type=int, metavar="N", help="number of servers (default 3)")
+    parser.add_argument(
+        "--stores",
+        type=int,
+        default=0,
+        metavar="N",
+        help="number of stores at first; one is started when the first queue needs it (default 0)",
+    )
     parser.add_argument(
         "--balancers",
         type=int,
@@ -72,13 +83,16 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--tls", action="store_true", help="use TLS on all connections, with a certificate authority of its own"
     )
-    add_command(
+    parser = add_command(
         subparsers,
         "down",
         run_down,
         "stop the local cluster and clean up",
-        example="shoal down",
+        example="shoal down\nshoal down --purge",
+        description="Stop the local cluster. If it has stores, their data, the coordinator's, the key, passwords and\n"
+        "ports are kept, and `shoal up` continues the cluster; otherwise all its files are removed.",
     )
+    parser.add_argument("--purge", action="store_true", help="also remove the data of stores, with all queues")
     parser = add_command(
         subparsers,
         "status",
@@ -122,25 +136,29 @@ def run_up(args: argparse.Namespace) -> int:
     servers = args.settings.servers if args.servers is None else args.servers
     if not 1 <= servers <= _SERVERS_MAX:
         raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {_SERVERS_MAX}")
-    flags = _balancer_flags(args, servers)
+    if not 0 <= args.stores <= _STORES_MAX:
+        raise ConfigError(f"--stores is {args.stores}", do=f"give a number from 0 to {_STORES_MAX}")
+    flags = [*_balancer_flags(args, servers), "--stores", str(args.stores)]
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
     ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
-    ports.check(metered(args.balancers, servers))
+    ports.check(metered(args.balancers, servers, args.stores))
     directory = _directory(args)
     note(f"starting {plural(servers, 'server')} ...")
     began = time.monotonic()
     status = up(directory, servers, flags=flags)
     took_s = time.monotonic() - began
     facts = {**_facts(status), "seconds": round(took_s, 3)}
+    stores = f" and {plural(len(status.stores), 'store')}" if status.stores else ""
     text = (
-        f"{plural(len(status.servers), 'server')} with agents, ready after {took_s:.1f} s; state in {directory.root}\n"
+        f"{plural(len(status.servers), 'server')}{stores} with agents, ready after {took_s:.1f} s; "
+        f"state in {directory.root}\n"
         "try: shoal status, shoal sub tile.1, shoal down"
     )
     if status.resumed:
         text += (
-            f"\ncluster {status.cluster} was continued after its supervisor had been killed: the same addresses, "
-            "passwords, key and plan;\nmessages that its servers had recorded are gone"
+            f"\ncluster {status.cluster} was continued: the same addresses, passwords, key and plan;\n"
+            "messages that its servers had recorded are gone"
         )
     result(args, facts, text)
     return 0
@@ -190,8 +208,11 @@ def run_down(args: argparse.Namespace) -> int:
     from shoal.cluster.background import down
 
     directory = _directory(args)
-    ended = down(directory)
-    how = "stopped" if ended.clean else "was not shut down cleanly; its leftovers were removed"
+    ended = down(directory, args.purge)
+    left = "its data is kept" if ended.kept else "its leftovers were removed"
+    how = "stopped" if ended.clean else f"was not shut down cleanly; {left}"
+    if ended.clean and ended.kept:
+        how = "stopped; its stores are kept: `shoal up` continues it, `shoal down --purge` removes them"
     result(args, {"stopped": True, **msgspec.to_builtins(ended)}, f"the cluster in {directory.root} {how}")
     return 0
 
@@ -231,6 +252,7 @@ async def _local_status(directory: StateDir) -> tuple[ClusterStatus | None, Clus
         state.address_for(ADMIN),
         bytes.fromhex(state.public_key),
         state.server_addresses(),
+        state.store_addresses(),
         interval_s=_LOAD_INTERVAL_S,
         timeout_s=_STATUS_TIMEOUT_S,
     )
@@ -294,8 +316,31 @@ def _report_lines(report: ClusterReport, ready: bool) -> list[str]:
             continue
         row += f"{measured.connections:>8}{measured.channels:>7}{measured.messages_per_s:>8.0f}"
         lines.append(f"{row}{measured.bytes_out_per_s / 1000:>8.1f}{measured.load_ratio:>6.0%}")
+    lines += _queue_lines(report)
     if report.outside:
         lines.append(f"not in the ring: {', '.join(f'{name} ({state})' for name, state in report.outside.items())}")
+    return lines
+
+
+def _queue_lines(report: ClusterReport) -> list[str]:
+    """Stores and queues, if there are any."""
+    lines = []
+    if report.stores:
+        lines.append(f"{'store':<8}{'address':<18}{'lease':<8}{'queues':<9}{'clients':>8}{'MB':>7}{'CPU':>6}")
+    for store in report.stores:
+        lease = "unknown" if store.lease is None else _yes_no(store.lease)
+        row = f"{store.id:<8}{f'{store.host}:{store.port}':<18}{lease:<8}{store.queues:<9}"
+        if store.load is None:
+            lines.append(f"{row} {store.trouble}")
+        else:
+            memory_mb = store.load.memory_bytes / 1e6
+            lines.append(f"{row}{store.load.connections:>8}{memory_mb:>7.1f}{store.load.load_ratio:>6.0%}")
+    if report.queues_requested:
+        lines.append(f"requests about queues that wait: {report.queues_requested}")
+    shown = list(report.queues_unavailable.items())
+    lines += [f"unavailable queue {name}: {why}" for name, why in shown[:_QUEUES_SHOWN_MAX]]
+    if len(shown) > _QUEUES_SHOWN_MAX:
+        lines.append(f"... and {len(shown) - _QUEUES_SHOWN_MAX} more unavailable queues")
     return lines
 
 

@@ -34,6 +34,8 @@ class StopResult(msgspec.Struct, frozen=True):
     """Whether the supervisor exited by itself; if not, its leftovers were removed."""
     killed: int
     """Number of processes that had to be killed one by one."""
+    kept: bool = False
+    """Whether the data of the cluster was kept, because it has stores."""
 
 
 def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] = ()) -> ClusterStatus:
@@ -66,18 +68,29 @@ def up(directory: StateDir, servers: int, agent: str = "", flags: Sequence[str] 
     raise ClusterError("the cluster did not start", do=f"{why}\nthe logs of all its processes are in {directory.logs}")
 
 
-def down(directory: StateDir) -> StopResult:
-    """Stop the background cluster and remove all leftovers; raises NotRunningError if there are none."""
+def down(directory: StateDir, purge: bool = False) -> StopResult:
+    """Stop the background cluster and remove all leftovers; raises NotRunningError if there are none. The data of a
+    cluster with stores is kept, and `shoal up` continues it, unless `purge` removes it too."""
     owner = directory.owner()
     state = _read_or_none(directory)
     if owner is None and state is None and not directory.has_remains():
         raise NotRunningError(f"no cluster runs in {directory.root}", do="there is nothing to stop")
+    if owner is None and state is not None and state.stopped and not purge:
+        raise NotRunningError(
+            f"no cluster runs in {directory.root}; the stores of the last one are kept",
+            do="continue it with `shoal up`, or remove its data with `shoal down --purge`",
+        )
     clean = False
     if owner is not None:
         clean = _request_stop(directory) and wait_until(lambda: not is_running(owner), _STOP_TIMEOUT_S)
         if not clean:
             kill_process(owner, _STOP_TIMEOUT_S)
     killed = _kill_leftovers(state)
+    kept = directory.resumable() if not purge else None
+    if kept is not None and kept.stores:
+        if not kept.stopped:
+            _keep_leftovers(directory, kept)
+        return StopResult(clean, killed, kept=True)
     if directory.root.exists():
         _remove_leftovers(directory)
     return StopResult(clean, killed)
@@ -140,6 +153,15 @@ def _clean_before_start(directory: StateDir) -> None:
     try:
         _kill_leftovers(_read_or_none(directory))
         directory.clear_processes()
+    finally:
+        lock.close()
+
+
+def _keep_leftovers(directory: StateDir, state: ClusterState) -> None:
+    """Keep the data of a cluster whose supervisor was killed."""
+    lock = directory.lock()
+    try:
+        directory.keep(state)
     finally:
         lock.close()
 

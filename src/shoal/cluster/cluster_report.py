@@ -1,4 +1,5 @@
-"""A report on any cluster, by its address: ring, leader, leases, moves and pins, and the load of the servers.
+"""A report on any cluster, by its address: ring, leader, leases, moves, pins, queues, and the load of servers and
+stores.
 
 Owns the report and its reading. Everything is asked at the same time, and each answer has `timeout_s`: one frozen
 process does not delay the report, and is named in it. Works with any login; what it may not read is None.
@@ -7,16 +8,18 @@ process does not delay the report, and is named in it. Works with any login; wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from shoal.balance.balancer_keys import PINS_PREFIX, STATE_KEY, BalancerState, decode
 from shoal.cluster.server_load import ServerLoad, measure_loads
+from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator, LeaseInfo
 from shoal.coordination.link import Address
-from shoal.errors import CoordinatorError, ShoalError
+from shoal.errors import CoordinatorError, ProtocolError, ShoalError
+from shoal.leader.host_group import read_address
 from shoal.leader.keeper_shell import LEASES
 from shoal.plan.entry import Entry
 from shoal.plan.format import require_format
@@ -30,7 +33,11 @@ from shoal.plan.keys import (
     moves_prefix,
     pool_server,
     read_mark,
+    reports_prefix,
 )
+from shoal.plan.kinds import QUEUE
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_report import QueueReport, decode_queue_report
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
@@ -49,6 +56,20 @@ class ServerReport(msgspec.Struct, frozen=True):
     """Its pool state: home, guest, returned, freeing, drain, out or lost."""
     lease: bool | None
     """Whether its agent holds the lease; None if that is unknown."""
+    load: ServerLoad | None
+    trouble: str | None
+
+
+class StoreReport(msgspec.Struct, frozen=True):
+    """A store: its lease and its load. `trouble` is why there is no load."""
+
+    id: str
+    host: str
+    port: int
+    lease: bool | None
+    """Whether its agent holds the lease; None if that is unknown."""
+    queues: int
+    """Queues whose entries name it."""
     load: ServerLoad | None
     trouble: str | None
 
@@ -75,6 +96,12 @@ class ClusterReport(msgspec.Struct, frozen=True):
     outside: dict[str, str]
     """Pool states of servers that are not in the ring, and whose addresses are not known."""
     trouble: str | None
+    stores: tuple[StoreReport, ...] = ()
+    queues: int = 0
+    queues_unavailable: dict[str, str] = {}
+    """By name: why a queue cannot be used now."""
+    queues_requested: int | None = None
+    """Requests about queues that have not ended."""
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -82,14 +109,17 @@ class ClusterReport(msgspec.Struct, frozen=True):
         return (
             *(() if self.contact else ("coordinator",)),
             *(server.id for server in self.servers if server.trouble),
+            *(store.id for store in self.stores if store.trouble),
         )
 
     @property
     def ready(self) -> bool:
-        """Whether the ring is led, all its servers answer, and none lacks its lease."""
+        """Whether the ring is led, all its servers and all stores answer, none lacks its lease, and all queues can be
+        used."""
         led = self.leader is not None or not self.leases_known
         in_ring = [server for server in self.servers if server.in_ring]
-        return bool(led and in_ring and not self.silent and all(server.lease is not False for server in in_ring))
+        leases = [*(server.lease for server in in_ring), *(store.lease for store in self.stores)]
+        return bool(led and in_ring and not self.silent and False not in leases and not self.queues_unavailable)
 
 
 class _Plan(msgspec.Struct, frozen=True):
@@ -103,19 +133,26 @@ class _Plan(msgspec.Struct, frozen=True):
     requested: int | None
     pinned: int | None
     under_way: str
+    stores: dict[str, ServerAddress] | None
+    """The stores that are alive; None if they are not known."""
+    queues: tuple[QueueEntry, ...]
+    queues_requested: int | None
+    reports: dict[str, QueueReport]
 
 
 async def read_report(
     address: Address,
     key: bytes | None = None,
     servers: Sequence[ServerAddress] = (),
+    stores: Sequence[ServerAddress] = (),
     *,
     interval_s: float,
     timeout_s: float,
 ) -> ClusterReport:
-    """The report of a cluster. `key` verifies its plan; None means the key that the coordinator has. `servers` are
-    known to be there even if the coordinator does not answer; their load is measured without waiting for it."""
-    known = asyncio.ensure_future(measure_loads(servers, address, interval_s, timeout_s))
+    """The report of a cluster. `key` verifies its plan; None means the key that the coordinator has. `servers` and
+    `stores` are known to be there even if the coordinator does not answer; their load is measured without waiting for
+    it."""
+    known = asyncio.ensure_future(measure_loads((*servers, *stores), address, interval_s, timeout_s))
     plan, trouble = None, None
     try:
         async with asyncio.timeout(timeout_s):
@@ -126,8 +163,10 @@ async def read_report(
     except ShoalError as error:
         trouble = str(error)
     ring = plan.ring if plan else None
-    measured = {server.id for server in servers}
-    others = [server for server in (ring.servers if ring else ()) if server.id not in measured]
+    measured = {server.id for server in (*servers, *stores)}
+    every_store = {store.id: store for store in (*stores, *(_known_stores(plan) if plan else ()))}
+    found = (*(ring.servers if ring else ()), *every_store.values())
+    others = [server for server in found if server.id not in measured]
     loads = {**await measure_loads(others, address, interval_s, timeout_s), **await known}
     everyone = {server.id: server for server in (*servers, *(ring.servers if ring else ()))}
     if plan is not None and ring is None:
@@ -146,6 +185,43 @@ async def read_report(
         servers=tuple(_server(server, plan, loads[server.id]) for server in everyone.values()),
         outside={server: state for server, state in (plan.states if plan else {}).items() if server not in everyone},
         trouble=trouble,
+        stores=tuple(_store(store, plan, loads[store.id]) for store in every_store.values()),
+        queues=len(plan.queues) if plan else 0,
+        queues_unavailable=_unavailable(plan) if plan else {},
+        queues_requested=plan.queues_requested if plan else None,
+    )
+
+
+def _known_stores(plan: _Plan) -> Iterator[ServerAddress]:
+    """The stores that queues name, and those that are alive."""
+    for entry in plan.queues:
+        yield from entry.stores
+    yield from (plan.stores or {}).values()
+
+
+def _unavailable(plan: _Plan) -> dict[str, str]:
+    """The queues that cannot be used now. A queue stays with its store, also when that is away."""
+    found = {}
+    for entry in plan.queues:
+        away = [store.id for store in entry.stores if plan.stores is not None and store.id not in plan.stores]
+        reported = [plan.reports[store.id].queues.get(entry.unit) for store in entry.stores if store.id in plan.reports]
+        troubles = [status.trouble for status in reported if status is not None and status.trouble]
+        if away or troubles:
+            why = f"store {', '.join(away)} is not alive" if away else troubles[0]
+            found[entry.unit.decode(errors="replace")] = why
+    return found
+
+
+def _store(store: ServerAddress, plan: _Plan | None, load: ServerLoad | str) -> StoreReport:
+    alive = plan.stores if plan else None
+    return StoreReport(
+        store.id,
+        store.host,
+        store.port,
+        None if alive is None else store.id in alive,
+        sum(any(one.id == store.id for one in entry.stores) for entry in plan.queues) if plan else 0,
+        load if isinstance(load, ServerLoad) else None,
+        load if isinstance(load, str) else None,
     )
 
 
@@ -178,10 +254,16 @@ async def _read_plan(coordinator: Coordinator, key: bytes | None) -> _Plan:
     public = key or (stored[PUBLIC_KEY].value if PUBLIC_KEY in stored else None)
     ring: Ring | None = None
     entries: tuple[Entry, ...] = ()
+    queues: tuple[QueueEntry, ...] = ()
+    members = await _allowed(coordinator.members(STORES))
+    queue_requests = await _allowed(coordinator.list(moves_prefix(QUEUE)))
+    reports = await _allowed(coordinator.list(reports_prefix(QUEUE)))
     if public is not None and RING_KEY in stored:
         verifier = Verifier(public)
         ring = verifier.ring(stored[RING_KEY].value)
         entries = tuple(verifier.entry(kept.value) for name, kept in stored.items() if entry_unit(name) is not None)
+        lines = (kept.value for name, kept in stored.items() if entry_unit(name, QUEUE) is not None)
+        queues = tuple(verifier.line(line, QueueEntry) for line in lines)
     return _Plan(
         ring,
         entries,
@@ -191,7 +273,18 @@ async def _read_plan(coordinator: Coordinator, key: bytes | None) -> _Plan:
         None if requests is None else len(requests),
         None if pins is None else len(pins),
         decode(state.value, BalancerState).digest if state else "",
+        None if members is None else {id: at for id, data in members.items() if (at := read_address(id, data))},
+        queues,
+        None if queue_requests is None else len(queue_requests),
+        {report.host: report for kept in (reports or {}).values() if (report := _read_report(kept.value))},
     )
+
+
+def _read_report(data: bytes) -> QueueReport | None:
+    try:
+        return decode_queue_report(data)
+    except ProtocolError:
+        return None
 
 
 async def _allowed(answer: Awaitable[T]) -> T | None:

@@ -114,7 +114,7 @@ def weigh(quick: bool) -> tuple[dict[str, float | None], list[Finding]]:
 
 
 def _local_servers(directory: StateDir) -> list[Address]:
-    """Return the data servers of a cluster that runs here."""
+    """Return the data servers and stores of a cluster that runs here."""
     try:
         state = directory.read() if directory.owner() is not None else None
     except (ClusterError, VersionError):
@@ -122,7 +122,7 @@ def _local_servers(directory: StateDir) -> list[Address]:
     if state is None:
         return []
     login = ADMIN, state.passwords[ADMIN], state.tls_for(ADMIN)
-    return [Address(server.host, server.port, *login) for server in state.servers]
+    return [Address(server.host, server.port, *login) for server in (*state.servers, *state.stores)]
 
 
 def _settings(address: Address) -> Finding:

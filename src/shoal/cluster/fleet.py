@@ -1,4 +1,4 @@
-"""The processes of a local cluster: coordinator, hosts by kind (servers with their agents), and balancers.
+"""The processes of a local cluster: coordinator, hosts by kind (servers and stores with their agents), and balancers.
 
 Owns the list of processes, their names, and starting and stopping single ones. The order in which a whole cluster
 starts and stops is in `shoal.cluster.local`. The id of a host is never reused.
@@ -30,21 +30,23 @@ from shoal.cluster.parts import (
     make_balancer,
     make_windows_job,
     start_server,
+    store_agent,
     tell,
+    with_metrics,
 )
 from shoal.cluster.process import ProcessId
 from shoal.cluster.servers import ServerProgram, port_is_free, replace_users
 from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, write_private
 from shoal.cluster.users import Users
 from shoal.errors import ClusterError, ConnectError, PortInUseError, ProtocolError
-from shoal.plan.kinds import SERVER
+from shoal.plan.kinds import SERVER, STORE
 from shoal.plan.ring import ServerAddress
 from shoal.wire.commands import Request
 from shoal.wire.tls import TlsSettings
 
 COORDINATOR: Final = "coordinator"
 NO_METRICS: Final = MetricsPorts()
-_OWN_KINDS: Final = ("coordinator", "server", "agent", "balancer", "pipeline")
+_OWN_KINDS: Final = ("coordinator", "server", "store", "agent", "balancer", "pipeline")
 """Kinds of the processes that the fleet starts itself; all others belong to hosts of kinds that were offered to it."""
 
 
@@ -69,6 +71,7 @@ class Fleet:
         self._users = users
         self._timing = timing
         self._agent_command = agent_command
+        self._store_agent_command = with_metrics(store_agent, metrics)
         self._sites = sites
         self._changed = changed
         self._certificates = certificates
@@ -77,6 +80,7 @@ class Fleet:
         self._taken_ports = metrics.reserved()
         self._children: dict[str, Child] = {}
         self._servers: dict[str, ServerPart] = {}
+        self._stores: dict[str, ServerPart] = {}
         self._coordinator: ServerPart | None = None
         self._kinds: dict[str, HostLauncher] = {}
         self._numbered: Counter[str] = Counter()
@@ -95,9 +99,19 @@ class Fleet:
         return tuple(part.address for part in self._servers.values())
 
     @property
+    def store_ids(self) -> tuple[str, ...]:
+        """The ids of the stores."""
+        return tuple(self._stores)
+
+    @property
+    def stores(self) -> tuple[ServerAddress, ...]:
+        """The stores and their addresses."""
+        return tuple(part.address for part in self._stores.values())
+
+    @property
     def agents(self) -> Iterator[tuple[str, Child]]:
-        """The agents, with the ids of their servers."""
-        for server in self._servers:
+        """The agents, with the ids of their servers and stores."""
+        for server in (*self._servers, *self._stores):
             if child := self._children.get(agent_name(server)):
                 yield server, child
 
@@ -113,8 +127,8 @@ class Fleet:
 
     @property
     def certified(self) -> tuple[ServerAddress, ...]:
-        """Everything that has a server's certificate: the coordinator and the servers."""
-        return (*((self._coordinator.address,) if self._coordinator else ()), *self.servers)
+        """Everything that has a server's certificate: the coordinator, the servers and the stores."""
+        return (*((self._coordinator.address,) if self._coordinator else ()), *self.servers, *self.stores)
 
     @property
     def _supervisor_tls(self) -> TlsSettings | None:
@@ -123,6 +137,10 @@ class Fleet:
     def endpoints(self) -> tuple[ServerProcess, ...]:
         """The servers and their processes."""
         return tuple(_endpoint(part) for part in self._servers.values())
+
+    def store_endpoints(self) -> tuple[ServerProcess, ...]:
+        """The stores and their processes."""
+        return tuple(_endpoint(part) for part in self._stores.values())
 
     def agent_states(self) -> tuple[AgentState, ...]:
         """The agents and their processes."""
@@ -151,7 +169,8 @@ class Fleet:
 
     def _names(self) -> list[str]:
         """All processes; those of hosts of other kinds come after the agents."""
-        first = (COORDINATOR, *self._servers, *map(agent_name, self._servers))
+        hosts = (*self._servers, *self._stores)
+        first = (COORDINATOR, *hosts, *map(agent_name, hosts))
         last = (*sorted(name for name, child in self._children.items() if child.kind == "balancer"), WINDOWS_JOB)
         others = [name for name in self._children if name not in {*first, *last}]
         return [name for name in (*first, *others, *last) if name in self._children]
@@ -160,18 +179,20 @@ class Fleet:
 
     async def start_coordinator(self) -> None:
         """Starts the coordinator."""
-        self._coordinator = await self._start_server(COORDINATOR)
+        self._coordinator = await self._start_server(COORDINATOR, COORDINATOR)
 
     def resume(self, before: ClusterState) -> None:
         """Continues a cluster: its servers get their ports again, and new ones get new ids. PortInUseError if another
-        process has the coordinator's port, which clients know."""
-        where = before.coordinator
-        if not port_is_free(where.port):
-            raise PortInUseError(
-                f"port {where.port}, of the coordinator of the cluster to continue, is in use",
-                do="stop the program that uses it; or remove the cluster with `shoal down` to start a new one",
-            )
-        self._ports_before = {COORDINATOR: where.port, **{server.id: server.port for server in before.servers}}
+        process has the port of the coordinator, which clients know, or of a store, which the entries of queues name."""
+        for where in (before.coordinator, *before.stores):
+            if not port_is_free(where.port):
+                raise PortInUseError(
+                    f"port {where.port}, of {where.id} of the cluster to continue, is in use",
+                    do="stop the program that uses it; or remove the cluster with `shoal down --purge`",
+                )
+        hosts = (before.coordinator, *before.servers, *before.stores)
+        self._ports_before = {host.id: host.port for host in hosts}
+        self._kind_of.update({store.id: STORE for store in before.stores})
         self._taken_ports |= {*self._ports_before.values()}
         self._numbered.update(before.numbered)
 
@@ -224,24 +245,33 @@ class Fleet:
     async def start_servers(self, ids: Sequence[str], site: str = "") -> None:
         """Starts servers in parallel. If one fails, the others are awaited too, so that the clean-up knows all of
         them."""
-        starts = (self._start_server(server, site) for server in ids)
+        await self._start_hosts(ids, SERVER, site, self._servers)
+
+    async def start_stores(self, ids: Sequence[str], site: str = "") -> None:
+        """Starts stores, as `start_servers`. A store finds what an earlier one of its id has kept."""
+        await self._start_hosts(ids, STORE, site, self._stores)
+
+    async def _start_hosts(self, ids: Sequence[str], kind: str, site: str, parts: dict[str, ServerPart]) -> None:
+        starts = (self._start_server(host, kind, site) for host in ids)
         results = await asyncio.gather(*starts, return_exceptions=True)
         failures = []
-        for server, result in zip(ids, results, strict=True):
+        for host, result in zip(ids, results, strict=True):
             if isinstance(result, BaseException):
                 failures.append(result)
             else:
-                self._servers[server] = result
+                parts[host] = result
         if failures:
             raise failures[0]
 
     async def start_agents(self, ids: Iterable[str], url: Callable[[], str]) -> None:
-        """Starts the agents of servers."""
-        for server in ids:
-            name = agent_name(server)
+        """Starts the agents of servers and stores."""
+        for host in ids:
+            name = agent_name(host)
             log = self._directory.log(name)
-            address = self._servers[server].address
-            child = make_agent(address, self._agent_command, url, log, self._timing, self._changed)
+            is_store = host in self._stores
+            address = (self._stores if is_store else self._servers)[host].address
+            command = self._store_agent_command if is_store else self._agent_command
+            child = make_agent(address, command, url, log, self._timing, self._changed)
             self._children[name] = child
             await child.start()
 
@@ -268,17 +298,16 @@ class Fleet:
         self._children[WINDOWS_JOB] = child
         await child.start()
 
-    async def _start_server(self, name: str, site: str = "") -> ServerPart:
-        coordinator = name == COORDINATOR
+    async def _start_server(self, name: str, kind: str, site: str = "") -> ServerPart:
         launch = self._sites(name)
         tls = None if self._certificates is None else self._certificates.issue_server(name, launch.host)
         plan = ServerPlan(
             id=name,
-            kind="coordinator" if coordinator else "server",
-            directory=self._directory_of(name),
+            kind=kind,
+            directory=self._directory_of(name, kind),
             log=self._directory.log(name),
-            acl=self._users.acl(self._program.version, coordinator=coordinator),
-            durable=coordinator,
+            acl=self._users.acl(self._program.version, kind),
+            durable=kind != SERVER,
             supervisor_password=self._users.supervisor_password,
             site=launch,
             announced_site=site,
@@ -290,21 +319,22 @@ class Fleet:
         self._children[name] = part.child
         return part
 
-    def _directory_of(self, name: str) -> Path:
+    def _directory_of(self, name: str, kind: str) -> Path:
         root = self._directory.root
-        return root / "coordinator" if name == COORDINATOR else root / "servers" / name
+        return root / "coordinator" if kind == COORDINATOR else root / f"{kind}s" / name
 
     # -- users -----------------------------------------------------------------------------------------------
 
     def write_users(self) -> None:
-        """Writes the ACL files of coordinator and servers, for their next start. OSError if the disk is full."""
-        for name in (COORDINATOR, *self._servers):
-            acl = self._users.acl(self._program.version, coordinator=name == COORDINATOR)
-            replace_users(self._directory_of(name), acl)
+        """Writes the ACL files of coordinator, servers and stores, for their next start. OSError without room."""
+        for kind, names in ((COORDINATOR, (COORDINATOR,)), (SERVER, self._servers), (STORE, self._stores)):
+            for name in names:
+                replace_users(self._directory_of(name, kind), self._users.acl(self._program.version, kind))
 
     async def tell_servers(self, commands: Sequence[Request]) -> tuple[str, ...]:
-        """Sends commands as the user `supervisor` to coordinator and servers; returns those that did not answer."""
-        parts = {COORDINATOR: self._coordinator, **self._servers}
+        """Sends commands as the user `supervisor` to coordinator, servers and stores; returns those that did not
+        answer."""
+        parts = {COORDINATOR: self._coordinator, **self._servers, **self._stores}
         addresses = {name: part.address for name, part in parts.items() if part is not None}
         password = self._users.supervisor_password
         tls = self._supervisor_tls
@@ -328,21 +358,28 @@ class Fleet:
 
     async def remove_server(self, server: str) -> None:
         """Stops a server and its agent permanently; ClusterError if there is no such server."""
-        if server not in self._servers:
-            raise ClusterError(f"there is no server {server!r}", do=f"name one of {', '.join(self._servers)}")
-        for name in (agent_name(server), server):
+        await self._remove_host(server, SERVER, self._servers)
+
+    async def remove_store(self, store: str) -> None:
+        """Stops a store and its agent permanently, and deletes its data; ClusterError if there is no such store."""
+        await self._remove_host(store, STORE, self._stores)
+
+    async def _remove_host(self, host: str, kind: str, parts: dict[str, ServerPart]) -> None:
+        if host not in parts:
+            raise ClusterError(f"there is no {kind} {host!r}", do=f"name one of {', '.join(parts)}")
+        for name in (agent_name(host), host):
             if child := self._children.pop(name, None):
                 await child.stop()
-        del self._servers[server]
-        shutil.rmtree(self._directory_of(server), ignore_errors=True)
+        del parts[host]
+        shutil.rmtree(self._directory_of(host, kind), ignore_errors=True)
         if self._certificates is not None:
-            self._certificates.forget(server)
+            self._certificates.forget(host)
         self._changed()
 
     async def stop(self) -> None:
         """Stops all processes, each before the ones that it depends on."""
         others = sorted({child.kind for child in self._children.values()} - {*_OWN_KINDS})
-        for kind in ("pipeline", "balancer", *others, "agent", "server", "coordinator"):
+        for kind in ("pipeline", "balancer", *others, "agent", "server", "store", "coordinator"):
             await asyncio.gather(*(child.stop() for child in self._children.values() if child.kind == kind))
 
     def stop_now(self) -> None:

@@ -1,5 +1,5 @@
-"""A cluster of local child processes: coordinator, servers, agents, and a leader. The leader is either part of this
-process (ring keeper and conductor), or one of several balancer processes.
+"""A cluster of local child processes: coordinator, servers, stores, agents, and a leader. The leader is either part of
+this process (ring keeper and conductor), or one of several balancer processes.
 
 Owns the order in which they start and stop. No child survives this process, however it ends. The background cluster of
 `shoal up` runs in a supervisor process; tests, the demo and measurements use this class directly.
@@ -39,8 +39,9 @@ from shoal.cluster.ring_watch import RingWatch
 from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
-from shoal.cluster.status import SecretStatus, ServerStatus
+from shoal.cluster.status import SecretStatus, ServerStatus, StoreStatus
 from shoal.cluster.users import Users
+from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
@@ -48,7 +49,7 @@ from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.logs import get_log
 from shoal.plan.keys import RING_KEY, Mark, pool_key
-from shoal.plan.kinds import SERVER
+from shoal.plan.kinds import SERVER, STORE
 from shoal.plan.ring import ServerAddress
 from shoal.plan.secret_rotation import generations
 from shoal.plan.signature import Signer, Verifier
@@ -71,7 +72,7 @@ _NO_VIEW: Final = KeeperView(False, False, (), None, "the ring keeper does not r
 
 
 class LocalCluster:
-    """An async context manager; entering returns when all servers hold their lease and the ring is written.
+    """An async context manager; entering returns when all servers and stores hold their lease and the ring is written.
 
     `state_dir` None means a temporary directory. Without `agents` there are no leases and no ring, and entering returns
     when the servers answer. With `balancers`, one of them leads with `policy`, carries out its decisions if `auto`, and
@@ -79,9 +80,11 @@ class LocalCluster:
     balancers, this process keeps the ring and moves channels. `balancer_environment` has settings of the balancers
     (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
     Spark job folds load windows for the balancers. With `tls` all connections use TLS, with certificates of an
-    authority of the cluster's own; None means `default_tls`. `metrics` are the ports of metrics pages. With
-    `resume`, a cluster in `state_dir` whose supervisor was killed is continued: the same servers, ports, passwords, key
-    and plan. Messages that its servers had recorded are gone.
+    authority of the cluster's own; None means `default_tls`. `metrics` are the ports of metrics pages. `stores` is the
+    number of stores at first; balancers add one when the first queue is created. The end of a cluster with stores keeps
+    its data in `state_dir`. With `resume`, a cluster in `state_dir` whose supervisor was killed, or that was stopped
+    and has stores, is continued: the same servers, stores, ports, passwords, key and plan. Messages that its servers
+    had recorded are gone.
     """
 
     default_tls: ClassVar[bool] = False
@@ -108,9 +111,13 @@ class LocalCluster:
         tls: bool | None = None,
         metrics: MetricsPorts = NO_METRICS,
         resume: bool = False,
+        stores: int = 0,
     ) -> None:
         if servers < 1:
             raise ClusterError(f"a cluster cannot have {servers} servers", do="give a number from 1")
+        if stores and not agents:
+            raise ClusterError("stores need agents", do="start the cluster with agents")
+        self._first_stores = stores
         self._first_servers = servers
         self._named_dir = None if state_dir is None else Path(state_dir).absolute()
         self._with_agents = agents
@@ -148,6 +155,10 @@ class LocalCluster:
         self._directory: StateDir | None = None
         self._lock: Lock | None = None
         self._started = False
+        self._entered = False
+        """Whether the whole cluster has started."""
+        self._last_state: ClusterState | None = None
+        """The last state of a cluster that is being stopped; None if its start failed."""
         self._unwritten = False
         """Whether the state file lacks the last change."""
         self._stack = contextlib.AsyncExitStack()
@@ -169,6 +180,11 @@ class LocalCluster:
     def servers(self) -> tuple[ServerAddress, ...]:
         """The servers and their addresses."""
         return self._running.servers
+
+    @property
+    def stores(self) -> tuple[ServerAddress, ...]:
+        """The stores and their addresses."""
+        return self._running.stores
 
     @property
     def directory(self) -> StateDir:
@@ -199,6 +215,7 @@ class LocalCluster:
             max_out_bytes_per_s=self._max_out_bytes_per_s,
             tls_dir=str(self.directory.tls) if self._with_tls else "",
             numbered=fleet.numbered,
+            stores=fleet.store_endpoints(),
         )
 
     def status(self) -> ClusterStatus:
@@ -224,6 +241,7 @@ class LocalCluster:
             certificates_expire_at=self._certificates.expires_at() if self._certificates else None,
             agents_secret=_secret_status(view),
             resumed=self._before is not None,
+            stores=tuple(StoreStatus(store.id, store.host, store.port) for store in self.stores),
         )
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -324,6 +342,19 @@ class LocalCluster:
                 await self._coordinator.delete(pool_key(server))
             raise
 
+    async def _add_stores(self, ids: Sequence[str], site: str) -> None:
+        if not self._with_agents:
+            raise ClusterError("stores need agents", do="start the cluster with agents")
+        fleet = self._running
+        try:
+            await fleet.start_stores(ids, site)
+            self._write_state()
+            await fleet.start_agents(ids, self._agent_url)
+        except BaseException:
+            for store in {*ids} & {*fleet.store_ids}:
+                await fleet.remove_store(store)
+            raise
+
     async def renew_certificates(self) -> tuple[str, ...]:
         """Renews all certificates now; returns the servers that have not loaded theirs yet and will be told again."""
         if self._renewal is None:
@@ -333,7 +364,7 @@ class LocalCluster:
     async def wait_until_ready(self) -> None:
         """Waits until the ring has all servers. If a process keeps crashing, raises ClusterError with its log."""
         deadline = time.monotonic() + self._timing.start_timeout_s
-        while not self._is_ready(self._awaited):
+        while not self._is_ready(self._awaited) or await self._missing_stores():
             for child in self._running.watched:
                 if child.status().crashing:
                     raise ClusterError(
@@ -374,7 +405,7 @@ class LocalCluster:
                 self._max_out_bytes_per_s = before.max_out_bytes_per_s
                 self._agent_command = limited(self._agent_command, before.max_out_bytes_per_s)
             _log.info("cluster continued", cluster=self._id, servers=len(before.servers))
-        self._metrics.check(metered(self._balancers, self._first_servers))
+        self._metrics.check(metered(self._balancers, self._first_servers, self._first_stores))
         program = choose_program(tls=self._with_tls)
         self._users = Users(before.passwords if before else None)
         self._signer = Signer(directory.key_file.read_bytes()) if before else self._new_key()
@@ -393,6 +424,7 @@ class LocalCluster:
             self._metrics,
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
+        fleet.offer(HostLauncher(STORE, "q", self._add_stores, fleet.remove_store))
         if self._certificates is not None:
             self._renewal = CertificateRenewal(
                 self._certificates, lambda: fleet.certified, self._users.supervisor_password
@@ -405,15 +437,18 @@ class LocalCluster:
         await fleet.start_coordinator()
         ids = [server.id for server in before.servers] if before else fleet.new_ids(self._first_servers)
         await fleet.start_servers(ids)
+        stores = [store.id for store in before.stores] if before else []
+        await fleet.start_stores([*stores, *fleet.new_ids(max(0, self._first_stores - len(stores)), "q")])
         self._started = True
         self._write_state()
         if self._with_agents:
             await self._start_leader(fleet)
-            await fleet.start_agents(fleet.ids, self._agent_url)
+            await fleet.start_agents((*fleet.ids, *fleet.store_ids), self._agent_url)
             await self.wait_until_ready()
             if self._windows is Way.SPARK and self._balancers:
                 await fleet.start_windows_job(self._balancer_environment)
         await self._stack.enter_async_context(serve_requests(self, self.ended.set))
+        self._entered = True
 
     def _new_key(self) -> Signer:
         private = Signer.generate()
@@ -454,6 +489,7 @@ class LocalCluster:
     def _not_ready(self) -> ClusterError:
         view = self._view
         missing = [server for server in self._running.ids if server not in view.leases]
+        missing = missing or [*self._running.store_ids]
         what = f"the cluster was not ready after {self._timing.start_timeout_s:g} s"
         if view.trouble:
             return ClusterError(f"{what}: {view.trouble}")
@@ -466,7 +502,8 @@ class LocalCluster:
     async def _stop(self, *, keep_logs: bool = False) -> None:
         """Stops leader, agents, servers and coordinator, in this order, so that none reports the loss of another.
         Removes the files last."""
-        self._started = False
+        self._last_state = self.state if self._entered else None
+        self._started = self._entered = False
         try:
             await self._stack.aclose()
             if self._fleet is not None:
@@ -477,8 +514,13 @@ class LocalCluster:
             self._clear(keep_logs)
 
     def _clear(self, keep_logs: bool) -> None:
-        if self._directory is not None and keep_logs and self._before is not None:
+        if self._directory is not None and self._before is not None and self._last_state is None:
             self._directory.clear_processes()  # a start that failed can be repeated
+        elif self._directory is not None and self._last_state is not None and self._last_state.stores:
+            try:
+                self._directory.keep(self._last_state)
+            except OSError as error:
+                _log.error("state file not written; the cluster is kept", why=str(error), do="check the disk")
         elif self._directory is not None:
             self._directory.clear(keep_logs=keep_logs)
         if self._lock is not None:
@@ -506,6 +548,14 @@ class LocalCluster:
         view = self._view
         wanted = {*self._running.ids} if servers is None else servers
         return view.ring is not None and wanted <= {*view.ring.ids} & {*view.leases}
+
+    async def _missing_stores(self) -> bool:
+        """Whether a store has no lease yet."""
+        stores = self._running.store_ids
+        if not stores or self._coordinator is None:
+            return False
+        held = await self._coordinator.leases(f"{STORES}/")
+        return any(f"{STORES}/{store}" not in held for store in stores)
 
     def _write_state(self) -> None:
         """Updates the state file. Nothing is written before all servers have started."""
@@ -538,10 +588,10 @@ class LocalCluster:
                 self._write_later()
 
 
-def metered(balancers: int, servers: int) -> list[str]:
+def metered(balancers: int, servers: int, stores: int = 0) -> list[str]:
     """The processes of a new cluster with a metrics page."""
-    agents = (agent_name(f"s{number}") for number in range(1, servers + 1))
-    return [*(f"balancer-{number}" for number in range(1, balancers + 1)), *agents]
+    hosts = (*(f"s{number}" for number in range(1, servers + 1)), *(f"q{number}" for number in range(1, stores + 1)))
+    return [*(f"balancer-{number}" for number in range(1, balancers + 1)), *map(agent_name, hosts)]
 
 
 def _secret_status(view: KeeperView) -> SecretStatus | None:

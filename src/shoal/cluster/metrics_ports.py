@@ -4,6 +4,7 @@ Owns the numbering, so that `metrics_port` P serves the whole cluster, and the f
 
     P, P + 1, ...      balancer-1, balancer-2, ...
     P + 10 + N         the agent of server sN
+    P + 1010 + N       the agent of store qN
 
 Ports are checked before anything starts. The file `metrics-targets.json` in the state directory lists the pages that
 exist, in the format of Prometheus's file service discovery.
@@ -24,6 +25,8 @@ from shoal.logs import get_log
 TARGETS_FILE: Final = "metrics-targets.json"
 FIRST_AGENT: Final = 10
 """Offset of the agents' ports, after those of the balancers."""
+FIRST_STORE_AGENT: Final = 1010
+"""The same for the agents of stores, after those of servers."""
 SPAN: Final = 1100
 """Ports from the first one on that servers of the cluster do not use."""
 _PORT_MAX: Final = 65535
@@ -42,7 +45,8 @@ class MetricsPorts(msgspec.Struct, frozen=True):
         number = int(found[0]) if (found := re.findall(r"\d+$", id)) else 0
         if not self.port or not number:
             return 0
-        port = self.port + (number - 1 if kind == "balancer" else FIRST_AGENT + number)
+        first = FIRST_STORE_AGENT if id.startswith("q") else FIRST_AGENT
+        port = self.port + (number - 1 if kind == "balancer" else first + number)
         return port if port <= _PORT_MAX else 0
 
     def reserved(self) -> set[int]:

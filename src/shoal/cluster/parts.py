@@ -81,9 +81,18 @@ class ServerPart(msgspec.Struct, frozen=True):
 
 
 def shoal_agent(server: ServerAddress) -> Sequence[str]:
-    """The command of the agent that Shoal ships."""
+    """The command of the agent of a server that Shoal ships."""
+    return _agent_command("--server", server)
+
+
+def store_agent(store: ServerAddress) -> Sequence[str]:
+    """The command of the agent of a store."""
+    return _agent_command("--store", store)
+
+
+def _agent_command(kind: str, server: ServerAddress) -> Sequence[str]:
     address = f"{server.host}:{server.port}"
-    command = [sys.executable, "-m", "shoal.cli", "agent", "--server", server.id, "--address", address]
+    command = [sys.executable, "-m", "shoal.cli", "agent", kind, server.id, "--address", address]
     for flag, name in (("--site", server.site), ("--rack", server.rack)):
         command += [flag, name] if name else []
     return command

@@ -12,7 +12,7 @@ directory, because it holds the passwords and the key that signs the plan.
     metrics-targets.json   the metrics pages, for Prometheus's file service discovery
     audit/         the balancer's decisions
     pipeline/      what Spark's jobs remember
-    coordinator/, servers/   working directories of the servers
+    coordinator/, servers/, stores/   working directories of the servers and stores
     tls/           the authority and the certificates of a cluster with TLS; the authority outlives the cluster
 """
 
@@ -47,7 +47,7 @@ _FILES: Final = (
     *("cluster.json", "cluster.json.new", "key", "control.sock", "control.sock.new", "failure", "lock"),
     *(TARGETS_FILE, TARGETS_FILE.replace(".json", ".new")),
 )
-_DIRECTORIES: Final = ("logs", "coordinator", "servers", "audit", "pipeline")
+_DIRECTORIES: Final = ("logs", "coordinator", "servers", "stores", "audit", "pipeline")
 _KEPT: Final = ("tls",)
 """Directories that outlive a cluster."""
 
@@ -62,7 +62,7 @@ class ServerProcess(msgspec.Struct, frozen=True):
 
 
 class AgentState(msgspec.Struct, frozen=True):
-    """The agent of a server, and its process if it runs."""
+    """The agent of a server or store, and its process if it runs."""
 
     server: str
     process: ProcessId | None
@@ -90,6 +90,10 @@ class ClusterState(msgspec.Struct, frozen=True):
     """The directory of the certificates; empty means no TLS."""
     numbered: dict[str, int] = {}
     """By prefix of ids: the highest number that a host has had."""
+    stores: tuple[ServerProcess, ...] = ()
+    """The stores. With one, the end of the cluster keeps its data."""
+    stopped: bool = False
+    """Whether the cluster was stopped, and its stores, coordinator, key and passwords kept."""
     format: int = FORMAT
 
     def url_for(self, role: str) -> str:
@@ -116,9 +120,13 @@ class ClusterState(msgspec.Struct, frozen=True):
             ServerAddress(server.id, server.host, server.port, tls=bool(self.tls_dir)) for server in self.servers
         )
 
+    def store_addresses(self) -> tuple[ServerAddress, ...]:
+        """The stores' addresses."""
+        return tuple(ServerAddress(store.id, store.host, store.port, tls=bool(self.tls_dir)) for store in self.stores)
+
     def processes(self) -> Iterator[ProcessId]:
         """All processes of the cluster except the supervisor."""
-        endpoints = (self.coordinator, *self.servers)
+        endpoints = (self.coordinator, *self.servers, *self.stores)
         agents = (agent.process for agent in self.agents)
         known = [*(endpoint.process for endpoint in endpoints), *agents, *self.balancers, *self.pipeline]
         known += [process for processes in self.others.values() for process in processes]
@@ -232,8 +240,8 @@ class StateDir:
             ) from error
 
     def resumable(self) -> ClusterState | None:
-        """The state of a cluster whose supervisor was killed and that can be continued: its key and its coordinator's
-        data are there. None if there is none, or if its files cannot be read."""
+        """The state of a cluster that can be continued: its supervisor was killed, or it was stopped and has stores,
+        and its key and its coordinator's data are there. None if there is none, or if its files cannot be read."""
         try:
             state = self.read()
         except (ClusterError, VersionError):
@@ -245,6 +253,14 @@ class StateDir:
         """Removes the files of a supervisor that was killed, and keeps those of its cluster."""
         for name in ("control.sock", "control.sock.new", "failure"):
             (self.root / name).unlink(missing_ok=True)
+
+    def keep(self, state: ClusterState) -> None:
+        """Keeps the files of a stopped cluster from which it can be continued."""
+        self.write(msgspec.structs.replace(state, stopped=True))
+        shutil.rmtree(self.root / "servers", ignore_errors=True)
+        self.targets_file.unlink(missing_ok=True)
+        self.clear_processes()
+        self.lock_file.unlink(missing_ok=True)
 
     def clear(self, *, keep_logs: bool = False) -> None:
         """Removes all files of a cluster, and the directory itself if it is empty then."""
@@ -299,6 +315,10 @@ def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
     state = directory.read()
     if state is None:
         raise ClusterNotFoundError(f"no cluster runs in {directory.root}", do="run `shoal up`, or give another address")
+    if state.stopped:
+        raise ClusterNotFoundError(
+            f"the cluster in {directory.root} is stopped; its stores are kept", do="run `shoal up` to continue it"
+        )
     if not is_running(state.supervisor):
         raise ClusterNotFoundError(
             f"the cluster in {directory.root} ended without cleaning up",

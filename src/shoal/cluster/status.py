@@ -21,6 +21,14 @@ class ServerStatus(msgspec.Struct, frozen=True):
     in_ring: bool
 
 
+class StoreStatus(msgspec.Struct, frozen=True):
+    """Address of a store."""
+
+    id: str
+    host: str
+    port: int
+
+
 class SecretStatus(msgspec.Struct, frozen=True):
     """The generations of the agents' secret that are in force, and since when the newest is, in seconds since 1970; 0
     if there was no rotation."""
@@ -49,4 +57,6 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     agents_secret: SecretStatus | None = None
     """None before the first ring, and in clusters that do not authenticate messages."""
     resumed: bool = False
-    """Whether this is a cluster whose earlier supervisor was killed."""
+    """Whether this is a cluster that was continued: its earlier supervisor was killed, or it was stopped and has
+    stores."""
+    stores: tuple[StoreStatus, ...] = ()

@@ -39,6 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-out-bytes-per-s", type=float)
     parser.add_argument("--windows", type=Way, default=Way.IN_PROCESS)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--stores", type=int, default=0)
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
@@ -69,6 +70,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
         max_out_bytes_per_s=args.max_out_bytes_per_s,
         windows=args.windows,
         tls=args.tls,
+        stores=args.stores,
     )
     task = asyncio.current_task()
     assert task is not None

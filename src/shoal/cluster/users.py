@@ -10,8 +10,10 @@ import hashlib
 import secrets
 from collections.abc import Mapping, Sequence
 
-from shoal.cluster.acl import ROLES, coordinator_acl_file, data_acl_file, supervisor_line
+from shoal.cluster.acl import ROLES, coordinator_acl_file, data_acl_file, store_acl_file, supervisor_line
 from shoal.errors import ClusterError
+from shoal.plan.kinds import SERVER, STORE
+from shoal.queues.script_loader import load_scripts
 from shoal.wire.commands import Request
 
 
@@ -24,10 +26,15 @@ class Users:
         self.supervisor_password = _new_password()
         self._older: dict[str, str] = {}
 
-    def acl(self, version: tuple[int, ...], *, coordinator: bool) -> str:
-        """The text of an ACL file."""
-        make = coordinator_acl_file if coordinator else data_acl_file
-        return make(self.passwords, version, self._older) + supervisor_line(self.supervisor_password)
+    def acl(self, version: tuple[int, ...], kind: str) -> str:
+        """The text of the ACL file of a server, a store or the coordinator."""
+        if kind == STORE:
+            scripts = [script.sha.decode() for script in load_scripts()]
+            text = store_acl_file(self.passwords, scripts, self._older)
+        else:
+            make = data_acl_file if kind == SERVER else coordinator_acl_file
+            text = make(self.passwords, version, self._older)
+        return text + supervisor_line(self.supervisor_password)
 
     def rotate(self, role: str) -> list[str]:
         """Gives roles new passwords, all of them if no role is named, and returns these roles. The old passwords stay
