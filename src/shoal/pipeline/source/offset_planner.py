@@ -334,6 +334,8 @@ class OffsetPlanner:
                 retry.wait(error)
 
     def _report_loss(self, what: str, why: str) -> None:
+        if self._options.kind.deletes:
+            return
         report_loss(what, why, self._options.fail_on_data_loss)
 
 
