@@ -20,5 +20,5 @@ from shoal.queues.queue_kind import QUEUE, STORE
 KINDS: Final = Kinds(units=(CHANNEL, QUEUE), hosts=(SERVER, STORE))
 REGISTRY: Final = Registry(
     load=KINDS,
-    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(), STORES)),
+    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(KINDS), STORES)),
 )

@@ -1,4 +1,4 @@
-"""Requests about queues: create one, drop it, change its settings.
+"""Requests about queues: create one, drop it, change its settings, move its shards.
 
 Owns the records and their stored form. They are in the coordinator at `moves/queue/<name>`, one at a time for each
 queue. Commands and agents write them; the leader's conductor answers them with `shoal.plan.queue_steps`.
@@ -43,7 +43,15 @@ class ConfigureQueue(msgspec.Struct, frozen=True, tag="configure"):
     id: str
 
 
-QueueRequest: TypeAlias = CreateQueue | DropQueue | ConfigureQueue
+class MoveShards(msgspec.Struct, frozen=True, tag="move"):
+    """A request to move shards of a queue: the wanted store of each shard that is named. They move one at a time."""
+
+    unit: bytes
+    shards: dict[int, str]
+    id: str
+
+
+QueueRequest: TypeAlias = CreateQueue | DropQueue | ConfigureQueue | MoveShards
 
 _decoder: Final = msgspec.msgpack.Decoder(QueueRequest)
 
@@ -58,7 +66,7 @@ def decode_queue_request(data: bytes) -> QueueRequest:
     try:
         request: QueueRequest = decode_body(data, QUEUE, _decoder)
         check_name(request.unit)
-        if not isinstance(request, DropQueue):
+        if isinstance(request, CreateQueue | ConfigureQueue):
             request.settings.validate()
     except (ValueError, ConfigError, QueueNameError) as error:
         raise PlanError(f"a request about a queue cannot be read: {error}") from error

@@ -23,7 +23,14 @@ from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_report import QueueReport, decode_queue_report
-from shoal.plan.queue_request import ConfigureQueue, CreateQueue, DropQueue, QueueRequest, decode_queue_request
+from shoal.plan.queue_request import (
+    ConfigureQueue,
+    CreateQueue,
+    DropQueue,
+    MoveShards,
+    QueueRequest,
+    decode_queue_request,
+)
 from shoal.plan.ring import ServerAddress
 from shoal.rules import ALL_RULES, Rules
 
@@ -65,6 +72,8 @@ class QueueSteps:
                 return self._drop(case)
             case ConfigureQueue():
                 return self._configure(request, case)
+            case MoveShards():
+                return Step(dropped="this leader does not move shards")
 
     def go_on(self, case: QueueCase) -> Step[QueueEntry]:
         """The end of a queue that is being dropped, when its data is deleted."""
