@@ -144,7 +144,10 @@ def test_hosts_that_are_refused_or_never_report_are_requested_again(wish: Wish) 
     crowded = {"x": FULL["x"]}
     only(lamps.window(crowded), AddHosts)
     lamps.core.refused(SHELF.name, lamps.at + 0.5)
-    assert not any(isinstance(effect, AddHosts) for effect in lamps.window(crowded))
+    effects = lamps.window(crowded)
+    assert not any(isinstance(effect, AddHosts) for effect in effects)
+    assert only(effects, RecordDecision).is_empty
+    assert lamps.core.state.planned_at is None
     lamps.at += 2 * int(OPTIONS.retry_s)
     only(lamps.window(crowded), AddHosts)
     lamps.core.added(SHELF.name, ["y"], lamps.at)

@@ -29,10 +29,10 @@ def taken() -> Iterator[int]:
 
 def test_every_process_has_a_port_of_its_own() -> None:
     ports = MetricsPorts(9100)
-    names = [*metered(balancers=3, servers=60), "agent-s999"]
+    names = [*metered(balancers=3, servers=60, stores=80), "agent-s999"]
     found = [ports.of(name) for name in names]
     assert found[:3] == [9100, 9101, 9102]
-    assert ports.of("agent-s1") == 9111
+    assert [ports.of(name) for name in ("agent-s1", "agent-q1")] == [9111, 10111]
     assert len({*found}) == len(names)
     assert {*found} <= ports.reserved()
     assert [ports.of(name) for name in ("s1", "coordinator", "load-windows")] == [0, 0, 0]

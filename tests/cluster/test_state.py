@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.cluster import state
+from shoal.cluster import background, state
 from shoal.cluster.process import ProcessId, start_ticks
 from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, find_cluster, state_dir_at
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
@@ -166,3 +166,50 @@ def test_waiting_for_a_held_lock_has_a_limit(directory: StateDir, monkeypatch: p
     with pytest.raises(AlreadyRunningError):
         directory.lock()
     lock.close()
+
+
+def test_a_stopped_cluster_with_stores_keeps_what_it_is_continued_from(directory: StateDir) -> None:
+    stores = (ServerProcess("q1", "127.0.0.1", 7402, None),)
+    for name in ("coordinator", "servers", "stores/q1"):
+        (directory.root / name).mkdir(parents=True)
+    for name in ("key", "control.sock", "failure"):
+        (directory.root / name).write_bytes(b"x")
+    directory.keep(msgspec.structs.replace(a_state(GONE), stores=stores))
+    assert sorted(entry.name for entry in directory.root.iterdir()) == [
+        "cluster.json",
+        "coordinator",
+        "key",
+        "logs",
+        "stores",
+    ]
+    kept = directory.resumable()
+    assert kept is not None
+    assert (kept.stopped, kept.stores) == (True, stores)
+    with pytest.raises(ClusterNotFoundError, match="is stopped; its stores are kept"):
+        find_cluster(directory.root)
+
+
+@pytest.mark.parametrize("lost", ["cluster.json", "key", "coordinator"])
+def test_stores_of_a_cluster_that_cannot_be_continued_are_not_deleted_without_purge(
+    directory: StateDir, lost: str
+) -> None:
+    """`shoal up` and `shoal down` clear the directory of a cluster that cannot be continued."""
+    data = directory.root / "stores" / "q1" / "data"
+    data.parent.mkdir(parents=True)
+    data.write_bytes(b"messages")
+    (directory.root / "coordinator").mkdir()
+    directory.key_file.write_bytes(b"x")
+    stopped = msgspec.structs.replace(
+        a_state(GONE),
+        coordinator=ServerProcess("coordinator", "127.0.0.1", 7400, None),
+        agents=(),
+        stores=(ServerProcess("q1", "127.0.0.1", 7402, None),),
+    )
+    directory.write(stopped)
+    (directory.root / lost).rename(directory.root.parent / "lost")
+    for act in (lambda: background.up(directory, 1), lambda: background.down(directory)):
+        with pytest.raises(ClusterError, match=r"has data of stores \(q1\) of a cluster that cannot be continued"):
+            act()
+        assert data.read_bytes() == b"messages"
+    background.down(directory, purge=True)
+    assert not directory.root.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -275,3 +277,12 @@ def test_many_queues_are_created_a_bounded_number_at_a_time() -> None:
     assert report is not None
     assert len(report.queues) == len(names)
     assert store.core.take_report() is None
+
+
+def test_the_agent_loads_none_of_the_heavy_packages() -> None:
+    text = (
+        "import sys, shoal.queues.agent.process, shoal.queues.agent.metrics\n"
+        "print([name for name in ('numpy', 'numba', 'pyarrow', 'pyspark') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -345,7 +345,7 @@ def test_up_and_down(directory: StateDir, capsys: pytest.CaptureFixture[str]) ->
     status_by_address(state, capsys)
     assert main(["up", "--state-dir", str(directory.root)]) == 1
     assert main(["down", "--json", "--state-dir", str(directory.root)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"stopped": True, "clean": True, "killed": 0}
+    assert json.loads(capsys.readouterr().out) == {"stopped": True, "clean": True, "killed": 0, "kept": False}
     assert_gone(processes, directory.root)
     assert main(["down", "--state-dir", str(directory.root)]) == 1
     assert "there is nothing to stop" in capsys.readouterr().err

@@ -282,7 +282,7 @@ class Balancer:
 
     def _propose_for(self, id: str, ask: Ask, view: BalancerView, ring: Ring, now_s: float) -> Iterator[Effect]:
         try:
-            decided = self._propose(ask.policy or self._options.policy, view, ring)
+            decided = self._propose(ask.policy or self._options.policy, view, ring, now_s)
         except ConfigError as error:
             yield Reply(id, AskOutcome(str(error)))
             return
@@ -350,7 +350,7 @@ class Balancer:
             yield from risen
             return
         try:
-            decided = self._propose(self._options.policy, view, ring)
+            decided = self._propose(self._options.policy, view, ring, now_s)
         except Exception as error:
             if repr(error) != self._failure:
                 self._failure = repr(error)
@@ -378,8 +378,9 @@ class Balancer:
         self._missing += 1
         return self._missing > MISSING_WINDOWS_MAX
 
-    def _propose(self, name: str, view: BalancerView, ring: Ring) -> _Decided:
-        """The proposal of a policy and of the planners of other kinds."""
+    def _propose(self, name: str, view: BalancerView, ring: Ring, now_s: float) -> _Decided:
+        """The proposal of a policy and of the planners of other kinds. For planners, hosts that the provider has just
+        refused count as requested: otherwise every window would make the same plan in vain."""
         assert self._window is not None
         decide = policy(name)
         situation = self._situation(self._window, view, ring)
@@ -387,6 +388,7 @@ class Balancer:
         decision = with_lost(situation, decide(situation, self._settings), lost)
         hosts = {kind for kind, _ in self._state.adding_hosts.values()} | self._asked.keys() - {SERVER}
         adding = {kind: self._adding(kind) for kind in sorted(hosts)}
+        adding.update({kind: 1 for kind in self._refused_at if kind != SERVER and not self._may_ask(kind, now_s)})
         given = {
             planner.kind: PlannerInput(self._window, view.units[planner.kind], adding) for planner in self._planners
         }
@@ -442,7 +444,9 @@ class Balancer:
         digest = proposal.digest
         self._in_progress = PlanInProgress(digest, now_s, self._requests)
         applied = (digest, *self._state.applied)[:APPLIED_MAX]
-        self._state = replace(self._state, planned_at=now_s, digest=digest, applied=applied)
+        places = proposal.moves or proposal.servers  # hosts of other kinds do not change the load of servers
+        planned_at = now_s if places else self._state.planned_at
+        self._state = replace(self._state, planned_at=planned_at, digest=digest, applied=applied)
         for index, move in enumerate((*proposal.moves, *proposal.others)):
             kind = kind_of(move)
             request = self._requests[kind].request(move, request_id(digest, index))

@@ -75,7 +75,9 @@ def run(args: argparse.Namespace) -> int:
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
-    id = _host_id(args.server or args.store)
+    id, bandwidth = _host_id(args.server or args.store), _bandwidth(args.max_out_bytes_per_s)
+    if args.store and bandwidth is not None:
+        raise ConfigError("--max-out-bytes-per-s is for servers", do="leave it out")
     url = _url(args.settings.coordinator)
     tls = args.tls or parse_address(url, None, None).tls is not None
     address = ServerAddress(id, host, port, args.site, args.rack, tls)
@@ -83,17 +85,19 @@ def run(args: argparse.Namespace) -> int:
     if args.store:
         _run_store_agent(args, address, url, metrics_port)
     else:
-        _run_server_agent(args, address, url, metrics_port)
+        _run_server_agent(args, address, url, metrics_port, bandwidth)
     return 0
 
 
-def _run_server_agent(args: argparse.Namespace, address: ServerAddress, url: str, metrics_port: int) -> None:
+def _run_server_agent(
+    args: argparse.Namespace, address: ServerAddress, url: str, metrics_port: int, bandwidth: float | None
+) -> None:
     from shoal.channels.agent.process import MAX_OUT_BYTES_PER_S, AgentOptions, run_agent
 
     run_agent(
         AgentOptions(
             address=address,
-            max_out_bytes_per_s=_bandwidth(args.max_out_bytes_per_s, MAX_OUT_BYTES_PER_S),
+            max_out_bytes_per_s=MAX_OUT_BYTES_PER_S if bandwidth is None else bandwidth,
             metrics_port=metrics_port,
             metrics_host=args.settings.metrics_host,
             limits=args.settings.limits,
@@ -105,8 +109,6 @@ def _run_server_agent(args: argparse.Namespace, address: ServerAddress, url: str
 def _run_store_agent(args: argparse.Namespace, address: ServerAddress, url: str, metrics_port: int) -> None:
     from shoal.queues.agent.process import StoreAgentOptions, run_store_agent
 
-    if args.max_out_bytes_per_s is not None:
-        raise ConfigError("--max-out-bytes-per-s is for servers", do="leave it out")
     run_store_agent(
         StoreAgentOptions(
             address=address,
@@ -140,10 +142,8 @@ def _host_id(text: str) -> str:
     return text
 
 
-def _bandwidth(given: float | None, default: float) -> float:
-    if given is None:
-        return default
-    if not 0 < given < float("inf"):
+def _bandwidth(given: float | None) -> float | None:
+    if given is not None and not 0 < given < float("inf"):
         raise ConfigError(f"--max-out-bytes-per-s is {given}", do="give a number of bytes above 0")
     return given
 

@@ -91,6 +91,8 @@ def down(directory: StateDir, purge: bool = False) -> StopResult:
         if not kept.stopped:
             _keep_leftovers(directory, kept)
         return StopResult(clean, killed, kept=True)
+    if kept is None and not purge:
+        directory.protect_stores()
     if directory.root.exists():
         _remove_leftovers(directory)
     return StopResult(clean, killed)
@@ -121,7 +123,8 @@ def _failure_text(directory: StateDir) -> str:
         why = directory.failure_file.read_text()
     except FileNotFoundError:
         why = ""
-    if directory.owner() is None and directory.has_remains() and directory.resumable() is None:
+    is_unused = directory.owner() is None and directory.resumable() is None and not directory.store_names()
+    if is_unused and directory.has_remains():
         _remove_leftovers(directory, keep_logs=True)
     directory.failure_file.unlink(missing_ok=True)
     return why
@@ -147,6 +150,7 @@ def _kill_leftovers(state: ClusterState | None) -> int:
 def _clean_before_start(directory: StateDir) -> None:
     """End the processes of a supervisor that was killed. Its cluster is kept if it can be continued."""
     if directory.resumable() is None:
+        directory.protect_stores()
         _remove_leftovers(directory)
         return
     lock = directory.lock()

@@ -186,8 +186,9 @@ class Fleet:
         process has the port of the coordinator, which clients know, or of a store, which the entries of queues name."""
         for where in (before.coordinator, *before.stores):
             if not port_is_free(where.port):
+                name = "the coordinator" if where.id == COORDINATOR else f"store {where.id}"
                 raise PortInUseError(
-                    f"port {where.port}, of {where.id} of the cluster to continue, is in use",
+                    f"port {where.port}, of {name} of the cluster to continue, is in use",
                     do="stop the program that uses it; or remove the cluster with `shoal down --purge`",
                 )
         hosts = (before.coordinator, *before.servers, *before.stores)

@@ -397,8 +397,10 @@ class LocalCluster:
         directory = StateDir(self._named_dir or Path(tempfile.mkdtemp(prefix="shoal-")))
         directory.prepare()
         self._lock = directory.lock()
-        self._directory = directory
         self._before = before = directory.resumable() if self._may_resume else None
+        if before is None:
+            directory.protect_stores()
+        self._directory = directory
         if before is not None:
             self._id, self._with_tls = before.cluster, bool(before.tls_dir)
             if self._max_out_bytes_per_s is None:

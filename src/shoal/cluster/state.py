@@ -249,6 +249,22 @@ class StateDir:
         there = self.key_file.is_file() and (self.root / "coordinator").is_dir()
         return state if state is not None and there else None
 
+    def store_names(self) -> list[str]:
+        """The stores whose data is here."""
+        try:
+            return sorted(entry.name for entry in (self.root / "stores").iterdir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def protect_stores(self) -> None:
+        """Raises ClusterError if stores are here. Call it if the directory has no cluster that can be continued."""
+        if stores := self.store_names():
+            raise ClusterError(
+                f"{self.root} has data of stores ({', '.join(stores[:3])}) of a cluster that cannot be continued: its "
+                "cluster.json, key or coordinator is missing or cannot be read",
+                do="restore them, choose another --state-dir, or remove the data with `shoal down --purge`",
+            )
+
     def clear_processes(self) -> None:
         """Removes the files of a supervisor that was killed, and keeps those of its cluster."""
         for name in ("control.sock", "control.sock.new", "failure"):
