@@ -6,6 +6,10 @@
         async with bus.subscribe("tile.3.4") as messages:
             await bus.publish("tile.3.4", b"north")
             async for message in messages: ...
+        jobs = bus.queue("orders")
+        await jobs.put(b"...", key="customer-17")
+        async for job in jobs.take():
+            await job.done()
 
 Owns the names that `import shoal` offers. They are loaded when they are first used, so that importing the
 package costs next to nothing.
@@ -24,13 +28,25 @@ if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.limits import Limits
     from shoal.message import Gap, Message, Retraction
+    from shoal.plan.queue_settings import QueueSettings
+    from shoal.queues.consumer_shell import JobStream
+    from shoal.queues.job import Job
+    from shoal.queues.queue import NewMessage, PutResult, Queue
+    from shoal.queues.settings import ConsumerSettings
 
 __all__ = [
     "Bus",
     "BusStatistics",
+    "ConsumerSettings",
     "Gap",
+    "Job",
+    "JobStream",
     "Limits",
     "Message",
+    "NewMessage",
+    "PutResult",
+    "Queue",
+    "QueueSettings",
     "Retraction",
     "ShoalError",
     "Subscription",
@@ -42,9 +58,16 @@ __all__ = [
 _HOMES: Final = {
     "Bus": "shoal.bus",
     "BusStatistics": "shoal.bus",
+    "ConsumerSettings": "shoal.queues.settings",
     "Gap": "shoal.message",
+    "Job": "shoal.queues.job",
+    "JobStream": "shoal.queues.consumer_shell",
     "Limits": "shoal.limits",
     "Message": "shoal.message",
+    "NewMessage": "shoal.queues.queue",
+    "PutResult": "shoal.queues.queue",
+    "Queue": "shoal.queues.queue",
+    "QueueSettings": "shoal.plan.queue_settings",
     "Retraction": "shoal.message",
     "ShoalError": "shoal.errors",
     "Subscription": "shoal.bus",

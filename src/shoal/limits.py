@@ -271,7 +271,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # -- Queues ----------------------------------------------------------------------------------------------
 
     queues_max: int = 1000
-    """Queues of a cluster. At the limit the leader refuses to create another one."""
+    """Queues of a cluster. At the limit the leader refuses to create another one, and agents refuse clients that ask
+    for one: `put` raises QueueError.
+    """
 
     queue_batch_messages_max: int = 256
     """Messages in one request to a store. More are sent in several."""
@@ -289,6 +291,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     queue_full_retry_s_max: float = 1.0
     """Longest such pause."""
+
+    queue_requests_at_once_max: int = 200
+    """Queues that an agent asks a leader to create for clients, at once. Above it, clients ask again later.
+    """
+
+    queue_requests_per_s_max: int = 50
+    """The same per second, on average."""
 
     queue_poll_s: float = 1.0
     """Longest time between two turns of a consumer. Jobs are pushed; this is the fallback."""

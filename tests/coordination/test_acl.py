@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 from shoal.coordination.acl import DEFAULT_USER_RULES, ROLES, Role, acl_rules
 from shoal.coordination.interface import Coordinator, KeyWrite, Versioned
 from shoal.coordination.redis import RedisCoordinator
-from shoal.errors import AuthenticationError, ConfigError, CoordinatorError
+from shoal.errors import AuthenticationError, ConfigError, ConflictError, CoordinatorError
 from shoal.load.window_feed import ALIVE_KEY, alive_command, ended_command, feed_command, read_command
 
 USERS: dict[str, list[str]] = {
@@ -171,6 +171,18 @@ class TestWhatARoleCanDo:
             assert await coordinator.get("reports/channel/7") == Versioned(b"2", version)
             await coordinator.delete("reports/channel/7")
         assert await admin.list("reports/") == {}
+
+    @pytest.mark.parametrize("user", ["agent", *AGENTS_OF_SERVER_7, "admin"])
+    async def test_an_agent_asks_for_a_queue_once(self, server: RedisServer, admin: Coordinator, user: str) -> None:
+        async with await connect(server, user) as coordinator:
+            await coordinator.put("moves/queue/a", b"1", expect=0)
+            with pytest.raises(ConflictError):
+                await coordinator.put("moves/queue/a", b"2", expect=0)
+            if user.startswith("agent"):
+                with pytest.raises(CoordinatorError, match="no permission"):
+                    await coordinator.put("moves/channel/a", b"1", expect=0)
+        assert [kept.value for kept in (await admin.list("moves/")).values()] == [b"1"]
+        await admin.delete("moves/queue/a")
 
     @pytest.mark.parametrize("key", ["balance/why/x", "pool/s1"])
     async def test_a_reader_sees_what_the_balancer_does(

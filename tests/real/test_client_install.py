@@ -37,6 +37,10 @@ async def main(url):
                 pass
         except shoal.errors.MissingExtraError as error:
             print(error)
+        try:
+            await bus.queue("client.q").stats()
+        except shoal.errors.QueueNotFoundError as error:
+            print(error)
     client = redis.from_url(url)
     async with client.pubsub() as pubsub:
         await pubsub.subscribe("client.b")
@@ -46,7 +50,7 @@ async def main(url):
                 print(message["data"].decode())
                 break
     await client.aclose()
-    print(*sorted({"numba", "numpy", "pyarrow", "pyspark", "rich"} & sys.modules.keys()))
+    print(*sorted({"lupa", "numba", "numpy", "pyarrow", "pyspark", "rich"} & sys.modules.keys()))
 
 asyncio.run(main(sys.argv[1]))
 """
@@ -84,7 +88,8 @@ def shoal(site: Path, *words: str, given: str = "") -> subprocess.CompletedProce
 def test_channels_filters_and_the_drop_in_work_without_extras(site: Path, url: str) -> None:
     done = run(site, USE, url)
     assert done.returncode == 0, done.stderr
-    filtered, since, dropped_in, heavy = done.stdout.splitlines()
+    filtered, since, no_queue, dropped_in, heavy = done.stdout.splitlines()
+    assert no_queue.startswith("there is no queue client.q")
     assert (filtered, dropped_in, heavy) == ("yes", "drop-in", "")
     assert since.startswith("reading recorded messages needs the package")
     assert "pip install 'shoal[records]'" in since

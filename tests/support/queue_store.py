@@ -31,12 +31,16 @@ class StoreClient:
 
     def __init__(self, server: RedisServer, login: tuple[str | None, str | None], rules: Rules, **limits: Any) -> None:
         self.queues: dict[str, Queue] = {}
+        self.entries: dict[str, QueueEntry] = {}
+        """Entries of queues that have others than the usual ones."""
         self._server = server
         self._context = QueueContext(
             msgspec.structs.replace(DEFAULT_LIMITS, **limits), PRODUCTION, lambda: login, self._find, rules
         )
 
     async def _find(self, name: str) -> QueueEntry:
+        if name in self.entries:
+            return self.entries[name]
         settings = self.settings.get(name, QueueSettings())
         address = ServerAddress("q1", self._server.host, self._server.port)
         return QueueEntry(name.encode(), 1, 1, settings, (address,), (0,) * settings.shards)

@@ -44,6 +44,8 @@ MESSAGES: st.SearchStrategy[control.Control] = st.one_of(
     st.builds(control.Enrolled, U64, NAME),
     st.builds(control.Introduce, U64, U64),
     st.builds(control.Introduced, U64, st.lists(st.tuples(U8, NAME), max_size=3)),
+    st.builds(control.RequestQueue, U64, NAME, NAME),
+    st.builds(control.QueueRequested, NAME, TEXT, TEXT),
 )
 
 HEAD = control.encode(control.Resync("", 0, 0))[: control.HEAD_BYTES]
@@ -94,6 +96,8 @@ def test_each_message_comes_back_as_it_was_sent(message: control.Control, client
         (control.Introduced(1, [(2, b"a")]), 18, "92" + "01" + "9192" + "02c40161"),
         (control.Refused("version", 2, 3, 4, "t"), 19, "95" + "a776657273696f6e020304a174"),
         (control.Renew(b"a", 1, 2, b"b"), 20, "94" + "c401610102c40162"),
+        (control.RequestQueue(1, b"a", b"b"), 21, "93" + "01c40161c40162"),
+        (control.QueueRequested(b"a", "busy", "t"), 22, "93" + "c40161a462757379a174"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, msgspec.Struct) else "",
 )
@@ -105,7 +109,7 @@ def test_the_wire_form_is_the_one_in_the_documentation(message: control.Control,
 
 def test_every_kind_has_a_number_of_its_own() -> None:
     numbers = {kind: data[3] for kind in KINDS for data in [control.encode(_any_of(kind))]}
-    assert sorted(numbers.values()) == [*range(1, 21)]
+    assert sorted(numbers.values()) == [*range(1, 23)]
 
 
 def _any_of(kind: type[msgspec.Struct]) -> control.Control:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import msgspec
 
@@ -40,6 +40,10 @@ from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_pattern, check_payload, encode_attributes
 from shoal.wire.identity import ClientKey
+
+if TYPE_CHECKING:
+    from shoal.bus.queues import BusQueues
+    from shoal.queues.queue import Queue
 
 NAMES_MAX: Final = 8192
 """Size of the cache of validated channel names; it is cleared when full."""
@@ -87,7 +91,7 @@ def connect(
 
 
 class Bus:
-    """A client of a cluster: publishes on channels and subscribes to them. It belongs to one event loop."""
+    """A client of a cluster: publishes on channels and subscribes to them, and uses queues. One event loop owns it."""
 
     def __init__(
         self,
@@ -117,6 +121,7 @@ class Bus:
         self._source: PlanSource | None = None
         self._plan: tuple[bytes, bytes] | None = None
         self._shell: BusShell | None = None
+        self._queues: BusQueues | None = None
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
@@ -205,11 +210,17 @@ class Bus:
         try:
             if not quick:
                 await self.drain()
+                if self._queues is not None:
+                    await self._queues.drain()
         except BaseException:
             quick = True
             raise
         finally:
-            self._closed = True
+            try:
+                if self._queues is not None:
+                    await self._queues.aclose()
+            finally:
+                self._closed = True
             try:
                 await shell.close(quick=quick)
             finally:
@@ -381,6 +392,33 @@ class Bus:
     def psubscribe(self, pattern: str | bytes, *, where: str | Filter | None = None) -> Subscription:
         """Create a subscription to all channels that a pattern matches; same as `subscribe(pattern=...)`."""
         return self.subscribe(pattern=pattern, where=where)
+
+    # Queues
+
+    def queue(self, name: str) -> Queue:
+        """Return the queue of this name, the same object each time. It connects when it is used.
+
+        The first `put` or `take` creates a queue that does not exist, with the default settings; `create` chooses
+        others. Raises QueueNameError for an invalid name.
+        """
+        return self._open_queues().queue(name)
+
+    async def queues(self) -> list[str]:
+        """Return the names of the cluster's queues, sorted. Raises QueueUnavailableError if the coordinator is
+        away."""
+        return await self._open_queues().names()
+
+    def _open_queues(self) -> BusQueues:
+        shell = self.shell
+        if self._queues is None:
+            from shoal.bus.queues import BusQueues  # buses without queues do not pay for loading it
+
+            assert self._source is not None, "an open bus has a coordinator"
+            assert self._plan is not None, "an open bus has a plan"
+            self._queues = BusQueues(
+                self._source, Verifier(self._plan[0]), self.limits, self.runtime, self._rules, shell.request_queue
+            )
+        return self._queues
 
     # Inspection
 

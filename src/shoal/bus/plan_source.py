@@ -22,7 +22,7 @@ import hiredis
 
 from shoal.bus.addresses import split_address
 from shoal.bus.plan_cache import PlanCache
-from shoal.coordination.interface import Coordinator
+from shoal.coordination.interface import Coordinator, Versioned
 from shoal.coordination.link import Address, parse_address
 from shoal.errors import (
     AuthenticationError,
@@ -37,6 +37,8 @@ from shoal.errors import (
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.format import read_ring_and_key
+from shoal.plan.keys import PUBLIC_KEY, entries_prefix, entry_key
+from shoal.plan.kinds import QUEUE
 from shoal.plan.plan_copy import PLAN_COPY_KEY, PlanCopy, decode_copy
 from shoal.plan.recording_marks import recorded_patterns
 from shoal.runtime import Runtime
@@ -137,6 +139,27 @@ class PlanSource:
 
         return await self._ask_places(ask)
 
+    async def queue_entry(self, name: bytes) -> bytes | None:
+        """Return the signed entry of a queue; None if there is none. Only the coordinator knows it."""
+
+        async def ask(url: str, address: Address) -> bytes | None:
+            async with await self._connect(url) as coordinator:
+                key, entry = await coordinator.get_all((PUBLIC_KEY, entry_key(name, QUEUE)))
+            _require_plan(key, address)
+            return entry.value if entry is not None else None
+
+        return await self._ask_places(ask)
+
+    async def queue_entries(self) -> list[bytes]:
+        """Return the signed entries of all queues. Only the coordinator knows them."""
+
+        async def ask(url: str, address: Address) -> list[bytes]:
+            async with await self._connect(url) as coordinator:
+                _require_plan(await coordinator.get(PUBLIC_KEY), address)
+                return [stored.value for stored in (await coordinator.list(entries_prefix(QUEUE))).values()]
+
+        return await self._ask_places(ask)
+
     async def _ask_places(self, ask: Callable[[str, Address], Awaitable[T]]) -> T:
         """Return the first answer. If all places fail, raises the error of the first one; a refused login at once."""
         if len(self._places) == 1:
@@ -220,6 +243,12 @@ class PlanSource:
 
     async def _connect(self, url: str) -> Coordinator:
         return await self._runtime.coordinator(url, self._timeout_s)
+
+
+def _require_plan(key: Versioned | None, address: Address) -> None:
+    """Raise an error if a place is not the coordinator: what it does not have may exist."""
+    if key is None:
+        raise CoordinatorUnavailableError(f"there is no coordinator at {address}")
 
 
 class RingFetcher:

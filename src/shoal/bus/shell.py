@@ -29,6 +29,7 @@ from shoal.channels.client.context import (
     Enrol,
     FetchRing,
     PublishRefused,
+    QueueAnswered,
     UnknownFlags,
     Unreachable,
 )
@@ -72,6 +73,7 @@ class BusShell:
         "_fetcher",
         "_listeners",
         "_monotonic",
+        "_queue_requests",
         "_renewal",
         "_room_bytes",
         "_room_messages",
@@ -123,6 +125,7 @@ class BusShell:
         self._listeners: dict[SubscriptionCore, Listener] = {}
         self._conditions: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._rooms: list[asyncio.Future[None]] = []
+        self._queue_requests: set[asyncio.Future[QueueAnswered]] = set()
         self._room_messages = limits.publish_buffer_messages_max * 3 // 4
         self._room_bytes = limits.publish_buffer_bytes_max * 3 // 4
         self._timer: asyncio.TimerHandle | None = None
@@ -211,6 +214,10 @@ class BusShell:
             self._renewal.want(self.flush)
         elif isinstance(effect, Abandoned):
             self._abandoned(effect)
+        elif isinstance(effect, QueueAnswered):
+            assert isinstance(effect.token, asyncio.Future)
+            if not effect.token.done():
+                effect.token.set_result(effect)
         elif isinstance(effect, UnknownFlags):
             _log.warning(
                 "message with unknown flags not delivered",
@@ -404,6 +411,18 @@ class BusShell:
             assert isinstance(token, asyncio.Future)
             fail(token, NotConfirmedError("the bus was closed before a server confirmed the message"))
 
+    async def request_queue(self, name: bytes, settings: bytes) -> QueueAnswered:
+        """Ask agents for a queue until one answers. The caller sets the time limit."""
+        answer: asyncio.Future[QueueAnswered] = self.loop.create_future()
+        self._queue_requests.add(answer)
+        self.router.request_queue(name, settings, answer, self.loop.time())
+        self.flush()
+        try:
+            return await answer
+        finally:
+            self._queue_requests.discard(answer)
+            self.router.withdraw_queue(answer)
+
     # Subscriptions
 
     async def subscribe(
@@ -566,6 +585,9 @@ class BusShell:
         self._fail_confirms()
         for waiter in self._rooms:
             fail(waiter, BusClosedError())
+        for request in self._queue_requests:
+            if not request.done():
+                request.set_exception(BusClosedError())
         for listener in self._listeners.values():
             listener.end()
 

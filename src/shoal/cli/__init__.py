@@ -33,6 +33,7 @@ COMMANDS: Final[dict[str, tuple[str, str]]] = {
     "doctor": ("cluster", "check this machine for problems, with fixes"),
     "pub": ("channels", "publish the lines of standard input on a channel"),
     "sub": ("channels", "print the messages of channels"),
+    "queue": ("queue", "use and manage queues: put, take, stats, dead letters"),
     "channels": ("recording", "list, start and stop recorded channels"),
     "history": ("history", "print the recorded messages of a channel"),
     "top": ("top", "show live load by server and channel, and the balancer's actions"),

@@ -51,7 +51,7 @@ def register(subparsers: Subparsers) -> None:
         help="an attribute of every message; numbers and true/false are sent as such (can be repeated)",
     )
     pub.add_argument("--confirm", action="store_true", help="wait after each message until a server has confirmed it")
-    _add_url(pub)
+    add_url(pub)
     sub = add_command(
         subparsers,
         "sub",
@@ -81,10 +81,11 @@ def register(subparsers: Subparsers) -> None:
         default="text",
         help="print payloads, or one JSON object per line (default: text)",
     )
-    _add_url(sub)
+    add_url(sub)
 
 
-def _add_url(parser: argparse.ArgumentParser) -> None:
+def add_url(parser: argparse.ArgumentParser) -> None:
+    """Add the flag with the cluster's address."""
     parser.add_argument(
         "--url",
         metavar="URL",
@@ -142,7 +143,14 @@ def _attribute(text: str) -> tuple[str, AttributeScalar]:
 
 
 async def _lines() -> AsyncIterator[bytes]:
-    """Yield the lines of standard input without line ends, as they arrive.
+    """Yield the lines of standard input without line ends, as they arrive."""
+    async for lines in line_batches():
+        for line in lines:
+            yield line
+
+
+async def line_batches() -> AsyncIterator[list[bytes]]:
+    """Yield the lines of standard input without line ends, those that arrive together as one list.
 
     A daemon thread reads, because not every kind of input can be awaited; it does not delay the exit of the process.
     """
@@ -151,10 +159,10 @@ async def _lines() -> AsyncIterator[bytes]:
     rest = b""
     while chunk := await chunks.get():
         *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line
+        if lines:
+            yield lines
     if rest:
-        yield rest
+        yield [rest]
 
 
 def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -> None:

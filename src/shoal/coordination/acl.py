@@ -8,13 +8,14 @@ change the configuration or read a key outside `shoal:`.
     reader    a client that also reads the balancer's records and the pool states of servers
     pipeline  a reader that also writes load windows for the balancer
     agent     reads the plan and the agents' secret; takes leases and memberships of servers and stores, and writes
-              reports (its own only, with `server_id`)
+              reports (its own only, with `server_id`); writes requests about queues, for clients
     admin     everything under `shoal:`, plus INFO to check the append-only file
 
-Known limits: agents share the index and the counter of their leases, memberships and reports. A rogue agent could hide
-others from listings, but not take their leases. Notifications are never trusted. Redis before 7.0 has no read-only key
-permission, so there an agent can write every key that it can read; plan entries are signed, and forged ones are
-rejected. It could replace the secret that all agents share, which it knows anyway.
+Known limits: agents share the index and the counter of their leases, memberships, reports and requests. A rogue agent
+could hide others from listings, but not take their leases. It could ask for any queue to be created or dropped.
+Notifications are never trusted. Redis before 7.0 has no read-only key permission, so there an agent can write every key
+that it can read; plan entries are signed, and forged ones are rejected. It could replace the secret that all agents
+share, which it knows anyway.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ SECRETS_AREA: Final = "secrets/"
 """Secrets that only agents and leaders may read."""
 REPORTS_AREA: Final = "reports/"
 """Reports by agents on moving units, one key per kind of unit and server."""
+MOVES_AREA: Final = "moves/"
+"""Requests to leaders, one key per kind of unit and unit."""
+QUEUE_REQUESTS: Final = "moves/queue/"
+"""Those about queues. An agent passes them on for clients, which cannot write."""
 
 READ_ONLY_KEYS_SINCE: Final = (7, 0)
 """First Redis version with read-only key permissions."""
@@ -92,6 +97,7 @@ def acl_rules(
     if role == "agent":
         read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
         keys = [*_plan(read), *_area(read, SECRETS_AREA), *_grants(read, server_id), *_reports(server_id)]
+        keys += [f"~{PREFIX}{QUEUE_REQUESTS}*", f"~{index_key(MOVES_AREA)}", f"~{counter_key(MOVES_AREA)}"]
         return [*_NOTHING, *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
     if role == "admin":
         return [*_NOTHING, f"~{PREFIX}*", *_ADMIN, *_LISTEN, *_CONNECT, "+publish", "+time", "+info"]

@@ -14,6 +14,9 @@ from shoal.errors import ConfigError
 from shoal.limits import MIB
 
 SHARDS_MAX: Final = 256
+NUMBER_MAX: Final = 1 << 53
+"""The largest number that the scripts count exactly."""
+SECONDS_MAX: Final = 366 * 86400.0
 LEASE_S_MIN: Final = 4.0
 """The shortest lease: two jumps of the store's clock must not end the lease of a consumer that polls."""
 
@@ -47,12 +50,13 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         if not 1 <= self.shards <= SHARDS_MAX:
             raise ConfigError(f"shards is {self.shards}", do=f"give a number from 1 to {SHARDS_MAX}")
         for name in ("messages_max", "bytes_max", "keys_max", "attempts_max", "dedupe_ids_max", "dead_max"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 1")
-        if self.lease_s < LEASE_S_MIN:
-            raise ConfigError(f"lease_s is {self.lease_s:g}", do=f"give at least {LEASE_S_MIN:g} seconds")
-        if self.dedupe_s < 1:
-            raise ConfigError(f"dedupe_s is {self.dedupe_s:g}", do="give at least one second")
+            if not 1 <= getattr(self, name) <= NUMBER_MAX:
+                raise ConfigError(f"{name} is {getattr(self, name)}", do=f"give a number from 1 to {NUMBER_MAX}")
+        for name, least in (("lease_s", LEASE_S_MIN), ("dedupe_s", 1.0)):
+            if not least <= getattr(self, name) <= SECONDS_MAX:  # also false for NaN
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):g}", do=f"give seconds from {least:g} to {SECONDS_MAX:g}"
+                )
 
     def words(self, version: int, paused: bool = False) -> list[int]:
         """The numbers of the queue's `conf` key, in the order of the scripts."""

@@ -14,7 +14,14 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from shoal.errors import AlreadyAcceptedError, ConnectError, QueueError, QueueUnavailableError, ShoalError
+from shoal.errors import (
+    AlreadyAcceptedError,
+    ConnectError,
+    QueueError,
+    QueueNotFoundError,
+    QueueUnavailableError,
+    ShoalError,
+)
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry
@@ -24,7 +31,7 @@ from shoal.queues.consumer_shell import JobStream, TurnRunner
 from shoal.queues.job import FollowUp
 from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
 from shoal.queues.producer import Outgoing, ProducerCore
-from shoal.queues.script_loader import Scripts, load_scripts
+from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
 from shoal.queues.store_link import PERMANENT, Login, StoreLink
 from shoal.rules import ALL_RULES, Rules
@@ -132,6 +139,8 @@ class QueueContext:
     find: Callable[[str], Awaitable[QueueEntry]]
     """Reads the entry of a queue; QueueNotFoundError if there is none."""
     rules: Rules = ALL_RULES
+    create: Callable[[str, QueueSettings | None], Awaitable[QueueEntry]] | None = None
+    """Has a queue created if there is none, and returns its entry. None: `Queue.create` makes it on its store."""
 
 
 class Queue:
@@ -156,6 +165,8 @@ class Queue:
         self._waiters: dict[Outgoing, asyncio.Future[None]] = {}
         self._job_streams: list[JobStream] = []
         self._consumer_count = 0
+        self._left: list[asyncio.Task[None]] = []
+        """Links to stores that do not have the queue any more, while they close."""
         self._closed = False
 
     # Putting
@@ -208,7 +219,7 @@ class Queue:
             raise ValueError(f'full is "raise" or "wait", not {full!r}')
         give_up_at = asyncio.get_running_loop().time() + self._limits.queue_put_timeout_s
         encoded = [self._encode(message) for message in messages]
-        entry, _, producer = await self._open()
+        entry, _, producer = await self._open(create=True)
         outgoing = [
             Outgoing(entry.shard_of(key), key, id, delay_ms, body, full == "wait", give_up_at)
             for key, id, delay_ms, body in encoded
@@ -258,7 +269,7 @@ class Queue:
                     pass
                 continue
             try:
-                letters, messages = await link.run(self._scripts.put, self._prefix, arguments)
+                letters, messages = await self._run(link, self._scripts.put, arguments)
                 decided = producer.answered(letters, messages, loop.time())
                 arguments = None
             except ShoalError as error:
@@ -295,7 +306,7 @@ class Queue:
         chosen.validate()
 
         async def start(jobs: JobStream) -> tuple[ConsumerCore, TurnRunner]:
-            entry, link, _ = await self._open()
+            entry, link, _ = await self._open(create=True)
             stored = (await self.stats()).settings
             self._consumer_count += 1
             name = b"%016x-%x" % (self._number, self._consumer_count)
@@ -306,7 +317,7 @@ class Queue:
             self._job_streams.append(jobs)
 
             async def run_turn(arguments: list[bytes]) -> list[Any]:
-                reply: list[Any] = await link.run(self._scripts.turn, self._prefix, arguments)
+                reply: list[Any] = await self._run(link, self._scripts.turn, arguments)
                 return reply
 
             return core, run_turn
@@ -383,7 +394,8 @@ class Queue:
         return await self._drop_pages(b"purge")
 
     async def drop(self) -> int:
-        """Drop the queue on its store, with its dead letters. Returns how many messages were dropped."""
+        """Drop the queue on its store, with its dead letters. Returns how many messages were dropped. Not for
+        applications: `shoal queue drop` also removes it from the plan."""
         return await self._drop_pages(b"drop")
 
     async def pause(self) -> None:
@@ -395,7 +407,8 @@ class Queue:
         await self._admin(b"pause", b"0")
 
     async def configure(self, settings: QueueSettings) -> None:
-        """Replace the limits of the queue. The number of shards cannot be changed."""
+        """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
+        `shoal queue configure` also changes the plan."""
         settings.validate()
         current = (await self.stats()).settings
         if settings.shards != current.shards:
@@ -404,9 +417,18 @@ class Queue:
         await self._admin(b"configure", *(b"%d" % word for word in settings.words(entry.version)))
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
-        """Make the queue on the store of its entry. Returns False if it was there already. Not for applications."""
+        """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
+        `put` or `take` creates it too, with the default settings."""
         chosen = settings or QueueSettings()
         chosen.validate()
+        if self._context.create is not None:
+            try:
+                await self._open()
+            except QueueNotFoundError:
+                await self._context.create(self.name, chosen)
+                await self._open()
+                return True
+            return False
         entry, _, _ = await self._open()
         made = await self._admin(b"create", *(b"%d" % word for word in chosen.words(entry.version)))
         return bool(made)
@@ -431,6 +453,11 @@ class Queue:
         entry, _, _ = await self._open()
         return bool(await self._admin(b"release", b"%d" % entry.shard_of(raw), raw))
 
+    async def drain(self) -> None:
+        """Wait until the store has answered every `put`."""
+        if self._waiters:
+            await asyncio.wait([*self._waiters.values()])
+
     async def aclose(self) -> None:
         """Leave with all consumers, then end the connection. Messages that `put` still waits for fail."""
         self._closed = True
@@ -446,6 +473,7 @@ class Queue:
             await asyncio.gather(self._sender, return_exceptions=True)
         if self._link is not None:
             await self._link.close()
+        await asyncio.gather(*self._left)
 
     async def _drop_pages(self, operation: bytes) -> int:
         total = 0
@@ -461,7 +489,7 @@ class Queue:
         give_up_at = loop.time() + self._limits.connect_timeout_s
         while True:
             try:
-                return await link.run(self._scripts.admin, self._prefix, [*arguments])
+                return await self._run(link, self._scripts.admin, [*arguments])
             except PERMANENT:
                 raise
             except ConnectError as error:
@@ -471,23 +499,75 @@ class Queue:
                     ) from error
                 await asyncio.sleep(self._limits.reconnect_delay_s_min)
 
-    async def _open(self) -> tuple[QueueEntry, StoreLink, ProducerCore]:
+    async def _run(self, link: StoreLink, script: Script, arguments: list[bytes]) -> Any:
+        """Run a script. If the queue was dropped, the next call looks for it again."""
+        if link is not self._link:
+            raise QueueNotFoundError(f"queue {self.name} was dropped", do="use it again; the first put creates it")
+        try:
+            return await link.run(script, self._prefix, arguments)
+        except QueueNotFoundError as error:
+            if self._context.create is not None and link is self._link:  # another call may have found out too
+                self._forget_place(error)
+            raise
+
+    def _forget_place(self, error: QueueNotFoundError) -> None:
+        assert self._link is not None
+        assert self._producer is not None
+        self._tell(self._producer.abandon(error))
+        self._left.append(asyncio.create_task(self._link.close()))
+        self._left = [task for task in self._left if not task.done()]
+        self._entry = self._link = self._producer = self._sender = None
+
+    async def _find(self, create: bool) -> QueueEntry:
+        try:
+            return await self._context.find(self.name)
+        except QueueNotFoundError:
+            if not create or self._context.create is None:
+                raise
+            return await self._context.create(self.name, None)
+
+    async def _made(self, link: StoreLink, limit_s: float) -> None:
+        """Wait until the store has a queue whose entry is new: its agent makes it."""
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + limit_s
+        while True:
+            try:
+                await link.run(self._scripts.admin, self._prefix, [b"stats"])
+                return
+            except (QueueNotFoundError, ConnectError) as error:
+                if isinstance(error, PERMANENT):
+                    raise
+                if loop.time() >= give_up_at:
+                    raise QueueUnavailableError(
+                        f"store {link.address.id} does not have queue {self.name} yet ({error})",
+                        do="check `shoal status`: the store and its agent must run; nothing was stored",
+                    ) from error
+            await asyncio.sleep(self._limits.reconnect_delay_s_min)
+
+    async def _open(self, create: bool = False) -> tuple[QueueEntry, StoreLink, ProducerCore]:
         if self._closed:
             raise QueueError("the queue is closed", do="open a new bus")
         async with self._opening:
             if self._entry is None or self._link is None or self._producer is None:
                 context = self._context
-                entry = await context.find(self.name)
+                entry = await self._find(create)
                 if len(entry.stores) != 1:
                     raise QueueUnavailableError(
                         f"queue {self.name} is on {len(entry.stores)} stores, and this version of Shoal knows one",
                         do="upgrade this process",
                     )
-                self._entry = entry
                 name = f"shoal-queue:{self._number:016x}"
-                self._link = StoreLink(
+                link = StoreLink(
                     entry.stores[0], context.login, name, self._limits, context.runtime, self._connection_lost
                 )
+                if context.create is not None:
+                    limits = self._limits
+                    try:
+                        await self._made(link, limits.queue_put_timeout_s if create else limits.connect_timeout_s)
+                    except BaseException:
+                        await link.close()
+                        raise
+                self._entry, self._link = entry, link
                 producer = b"%016x" % self._number
                 self._producer = ProducerCore(self.name, producer, entry.version, self._limits, context.rules)
             return self._entry, self._link, self._producer

@@ -20,7 +20,6 @@ from shoal.errors import (
     QueueError,
     QueueFullError,
     QueueNotFoundError,
-    QueueUnavailableError,
     ServerTooOldError,
     StoreFullError,
     TlsError,
@@ -177,7 +176,9 @@ class StoreLink:
         if word in _NOT_YET:
             return ConnectError(f"{where} does not answer yet ({text})")
         if word == "OTHERVERSION":
-            return QueueUnavailableError(f"the queue has changed on {where} ({text})", do="open the queue again")
+            return QueueNotFoundError(
+                f"the queue was dropped and created again on {where}", do="try again; nothing was stored"
+            )
         if word in ("NOPERM", "NOAUTH"):
             return AuthenticationError(f"{where} refuses this user: {text}", do="use a user that may use queues")
         return ProtocolError(f"{where} failed: {text}", do="check its log")

@@ -2,8 +2,9 @@
 
 Owns the messages of the internal channels. `shoal.channels` decides when to send them.
 
-    client -> agent   (AGENT_CHANNEL)       Enrol, Renew, Greet, Hello, Bye, Present, Subscribed, Left, Introduce
-    agent  -> client  (its inbox)           Enrolled, Welcome, Answer, Notice, Introduced, Refused
+    client -> agent   (AGENT_CHANNEL)       Enrol, Renew, Greet, Hello, Bye, Present, Subscribed, Left, Introduce,
+                                            RequestQueue
+    agent  -> client  (its inbox)           Enrolled, Welcome, Answer, Notice, Introduced, QueueRequested, Refused
     agent  -> all     (HEARTBEAT_CHANNEL)   Heartbeat, Resync
     client -> client  (its peer channel)    Heal, Resend, Healed
 
@@ -18,8 +19,8 @@ A message is a head of 24 bytes, little-endian, a tag, and a body, a MessagePack
     reserved    2 bytes   zero, not checked
     client      u64       the sender (to agents, between clients), the receiver (from agents), 0 (to all)
     number      u64       to agents: grows with every message of the client. Welcome, Answer, Introduced, Enrolled,
-                          Resend, Healed: the nonce of the request. Refused: the number of the refused message.
-                          Notice: 0. Heartbeat, Resync: their own count
+                          QueueRequested, Resend, Healed: the nonce of the request. Refused: the number of the refused
+                          message. Notice: 0. Heartbeat, Resync: their own count
 
 The head and the body of Refused keep their layout in later versions, so that any version can refuse any other. Readers
 ignore additional fields at the end of a body, so that fields can be added without a new version.
@@ -62,6 +63,8 @@ TO_AGENT_BYTES_MAX: Final = 64 * KIB
 """Largest control message to an agent. Larger ones are dropped before they are decoded."""
 FROM_AGENT_BYTES_MAX: Final = 1024 * KIB
 """Largest message from an agent. Larger ones are dropped before they are decoded."""
+
+QUEUE_SETTINGS_BYTES_MAX: Final = KIB
 
 Name = Annotated[bytes, Meta(max_length=NAME_BYTES_MAX)]
 """The name of a channel or a pattern."""
@@ -341,6 +344,33 @@ class Introduced(_Body, frozen=True):
     keys: list[tuple[U8, bytes]]
 
 
+class RequestQueue(_Body, frozen=True):
+    """A client asks for a queue that does not exist. `settings` is a MessagePack map of the settings that differ from
+    the defaults; empty if none does."""
+
+    nonce: U64
+    name: Name
+    settings: Annotated[bytes, Meta(max_length=QUEUE_SETTINGS_BYTES_MAX)] = b""
+
+
+class QueueRequested(_Body, frozen=True):
+    """An agent's answer to a RequestQueue. `code` is one of `QUEUE_*`; `text` is the reason, for people."""
+
+    name: Name
+    code: Text
+    text: Text = ""
+
+
+QUEUE_ACCEPTED: Final = "accepted"
+"""The queue exists, or a leader has been asked to create it."""
+QUEUE_BUSY: Final = "busy"
+"""The agent cannot pass the request on now: ask again later, or another agent."""
+QUEUE_INVALID: Final = "invalid"
+"""The queue cannot have this name or these settings."""
+QUEUE_TOO_MANY: Final = "too many"
+"""The cluster has as many queues as it may."""
+
+
 class Refused(_Body, frozen=True):
     """An agent rejects a message. `code` is one of `REFUSED_*`, or one that docs/identity.md names."""
 
@@ -360,8 +390,8 @@ REFUSED_IDENTITY: Final = "identity"
 REFUSED_BUSY: Final = "busy"
 """The client, or all clients together, ask for more than the agent does; `retry_ms` is the time to wait."""
 
-ToAgent: TypeAlias = Enrol | Renew | Greet | Hello | Bye | Present | Subscribed | Left | Introduce
-FromAgent: TypeAlias = Enrolled | Welcome | Answer | Notice | Introduced | Refused
+ToAgent: TypeAlias = Enrol | Renew | Greet | Hello | Bye | Present | Subscribed | Left | Introduce | RequestQueue
+FromAgent: TypeAlias = Enrolled | Welcome | Answer | Notice | Introduced | QueueRequested | Refused
 ToAll: TypeAlias = Heartbeat | Resync
 ToPeer: TypeAlias = Heal | Resend | Healed
 Control: TypeAlias = ToAgent | FromAgent | ToAll | ToPeer
@@ -387,6 +417,8 @@ _KINDS: Final[dict[int, type[Control]]] = {
     18: Introduced,
     19: Refused,
     20: Renew,
+    21: RequestQueue,
+    22: QueueRequested,
 }
 _TO_AGENT: Final = frozenset(ToAgent.__args__)
 _kind_of: Final = {body: kind for kind, body in _KINDS.items()}

@@ -30,6 +30,7 @@ from shoal.channels.agent.dispatcher import Dispatcher
 from shoal.channels.agent.lane_tags import LaneTags
 from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.meter import GREET_UNITS, ITEMS_PER_UNIT, STEPS_PER_UNIT, STREAMS_PER_UNIT, ControlMeter
+from shoal.channels.agent.queue_requests import QueueRequests
 from shoal.channels.agent.register import Register
 from shoal.channels.agent.resync import Resync
 from shoal.channels.agent.stream_memory import StreamMemory
@@ -160,6 +161,7 @@ class AgentCore:
         """The publishers that were asked, by the nonce of the request."""
         self._heartbeats_sent: dict[int, bytes] = {}
         self._enrolled = 0
+        self._requested = 0
         self._enrolments = TokenBucket(limits.enrolments_per_s_max, limits.enrolments_per_s_max, 0.0)
         self._refusals = TokenBucket(REFUSALS_PER_S_MAX, REFUSALS_PER_S_MAX, 0.0)
         self._other_formats: Counter[str] = Counter()
@@ -168,6 +170,7 @@ class AgentCore:
         self._worked = 0
         self._turn_work_max = TURN_WORK_MAX
         self._meter = ControlMeter(limits, scanner)
+        self.queue_requests = QueueRequests(self, limits, self._name_request)
         self.recorder = Recorder(self, rules)
         self.dispatcher = Dispatcher(self, rules)
 
@@ -442,6 +445,8 @@ class AgentCore:
                 self._present(client, message)
             case control.Introduce():
                 self._introduce(client, message)
+            case control.RequestQueue():
+                self.queue_requests.asked(client, message, now)
             case _:
                 self.counters.garbage += 1
 
@@ -454,11 +459,15 @@ class AgentCore:
             and message.incarnation != self.incarnation
         )
 
-    def _charge(self, client: int, units: int) -> None:
+    def charge_client(self, client: int, units: int) -> None:
         """Charges a client, and this turn, for a message that is more work than a short Hello, or should be rare."""
         if units:
             self._worked += units
             self._meter.charge(client, units)
+
+    def _name_request(self) -> str:
+        self._requested += 1
+        return f"{self.instance:016x}-{self._requested}"
 
     def _owns(self, client: int, stream: int) -> bool:
         """Whether a client may say something about a stream."""
@@ -693,7 +702,9 @@ class AgentCore:
 
     def _present(self, client: int, present: control.Present) -> None:
         self.counters.presents += 1
-        self._charge(client, (len(present.channels) + len(present.patterns) + len(present.streams)) // ITEMS_PER_UNIT)
+        self.charge_client(
+            client, (len(present.channels) + len(present.patterns) + len(present.streams)) // ITEMS_PER_UNIT
+        )
         for name in present.channels:
             if not self.register.add(client, name, False):
                 self._resync.overflowed = True
@@ -792,7 +803,7 @@ class AgentCore:
             absent = self._memory.listed(before.streams, self._now)
             complete = current.complete and (before.complete or hello.incarnation == self.incarnation)
             steps = current.steps + before.steps
-            self._charge(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
+            self.charge_client(client, (len(streams) + len(absent)) // STREAMS_PER_UNIT + steps // STEPS_PER_UNIT)
         self.counters.answers_incomplete += not complete
         entry = b"" if hello.pattern else self.book.signed_entry(hello.name)
         version = self.book.version if hello.pattern else self.book.revision(hello.name)

@@ -2,7 +2,8 @@
 
 Owns the coordinator's client, the reconnects to the server and the end of the process. Decisions are made in the parts:
 `core` and `monitor` (run by `session`), `lease_keeper`, `peers` (heartbeats of the other agents), `forward_links`
-(messages published on other servers) and `report_writer` (reports to the conductor).
+(messages published on other servers), `report_writer` (reports to the conductor) and `queue_requests` (queues that
+clients ask for).
 
     coordinator --plan, keys--> core <--bytes-- its server --heartbeats, answers, telemetry--> clients, balancer
         ^---- lease, membership (lease_keeper)   other servers --heartbeats (peers)--> lease
@@ -37,6 +38,7 @@ from shoal.agents.report_writer import write_reports
 from shoal.channels.agent.connection import AgentConnection
 from shoal.channels.agent.forward_links import ForwardLinks
 from shoal.channels.agent.peers import PEER_PATTERN, Peers
+from shoal.channels.agent.queue_requests import write_queue_requests
 from shoal.coordination.interface import Change, Versioned
 from shoal.coordination.link import parse_address
 from shoal.errors import (
@@ -49,7 +51,10 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.book import PlanBook
 from shoal.plan.format import FORMAT, stored_format
+from shoal.plan.kinds import QUEUE
 from shoal.plan.move_request import encode_report
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_request import CreateQueue
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.rules import ALL_RULES, Rules, rule
@@ -125,6 +130,7 @@ class Agent:
         self._stored_key: bytes | None = None
         self._plan_moved = False
         self._report_changed = asyncio.Event()
+        self._queues_asked = asyncio.Event()
         self._granted_at: float | None = None
         self._opened_at: float | None = None
 
@@ -164,6 +170,9 @@ class Agent:
                     self._take_report,
                     self._report_changed,
                     retry_s,
+                ),
+                write_queue_requests(
+                    coordinator, self._take_queue_request, self._queue_request_written, self._queues_asked
                 ),
             )
 
@@ -231,6 +240,8 @@ class Agent:
             core.ring(value)
         elif (pattern := keys.recorded_pattern(key)) is not None:
             core.mark(pattern, value is not None)
+        elif (queue := keys.entry_unit(key, QUEUE)) is not None:
+            core.queue_requests.listed(queue, value is not None and self._is_queue(value))
         elif (channel := keys.entry_unit(key)) is not None:
             if value is None:
                 core.forget_entry(channel)
@@ -245,6 +256,14 @@ class Agent:
             if self._forward_links is not None:
                 self._forward_links.follow(ring)
         self._follow_soon(session)
+
+    def _is_queue(self, line: bytes) -> bool:
+        """Whether an entry is that of a queue that is not being dropped."""
+        try:
+            return not Verifier(self._key.result()).line(line, QueueEntry).dropped
+        except PlanError as error:
+            _log.error("plan entry of a queue forged", why=str(error))
+            return False
 
     def _follow_soon(self, session: ServerSession) -> None:
         if not self._plan_moved:
@@ -264,6 +283,16 @@ class Agent:
             forward_links.flush()
         if session is not None and session.core.report_may_change:
             self._report_changed.set()
+        if session is not None and session.core.queue_requests:
+            self._queues_asked.set()
+
+    def _take_queue_request(self) -> CreateQueue | None:
+        return self._session.core.queue_requests.take() if self._session is not None else None
+
+    def _queue_request_written(self, name: bytes, error: str | None) -> None:
+        if self._session is not None:
+            self._session.core.queue_requests.written(name, error)
+            self._session.flush()
 
     def _take_report(self) -> bytes | None:
         report = self._session.core.take_report() if self._session is not None else None

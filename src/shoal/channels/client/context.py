@@ -103,6 +103,14 @@ class Abandoned(msgspec.Struct, frozen=True):
     unawaited: int
 
 
+class QueueAnswered(msgspec.Struct, frozen=True):
+    """An agent has answered a request for a queue; `code` is one of `control.QUEUE_*`, `token` that of the request."""
+
+    token: object
+    code: str
+    text: str
+
+
 class UnknownFlags(msgspec.Struct, frozen=True):
     """A message was not delivered because it carries flags of a newer version."""
 
@@ -122,6 +130,7 @@ Effect: TypeAlias = (
     | UnknownFlags
     | Enrol
     | Abandoned
+    | QueueAnswered
 )
 
 LEASES_UNREACHABLE: Final = 3

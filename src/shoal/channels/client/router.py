@@ -29,6 +29,7 @@ from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.incoming_stream import Request
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
+from shoal.channels.client.queue_requests import QueueRequests
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.refutation import Refutations
 from shoal.channels.client.server_link import ServerLink
@@ -97,6 +98,10 @@ class Router:
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self._refutations = Refutations(self._context, self._subscriber, self._receiver)
+        self._queue_requests = QueueRequests(self._context)
+        self.request_queue: Final = self._queue_requests.ask
+        self.withdraw_queue: Final = self._queue_requests.withdraw
+        """See `QueueRequests`."""
         self.effects = self._context.effects
         """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.unsent: Sized = self._context.dirty
@@ -132,6 +137,7 @@ class Router:
             "heal": self._receiver.heal_due,
             "doubt": self._receiver.doubt_due,
             "review": self._refutations.review_due,
+            "queue": self._queue_requests.due,
         }
 
     # The application
@@ -478,6 +484,7 @@ class Router:
             link.unusable_since = None
             if not was_usable:
                 self._publisher.link_usable(link, now)
+                self._queue_requests.link_usable(link, now)
             if LEASE in self._context.rules:
                 self._context.timers.set(("lease", link), link.usable_until)
         if ring_version > self._context.book.version:
@@ -626,6 +633,8 @@ class Router:
                 self._answered(link, number, message, now)
             case control.Introduced():
                 self._receiver.introduced(number, message, now)
+            case control.QueueRequested():
+                self._queue_requests.answered(number, message)
             case control.Notice():
                 self._noticed(link, message, now)
             case control.Refused():
