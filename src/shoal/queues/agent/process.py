@@ -99,7 +99,9 @@ class StoreAgent:
                 from shoal.queues.agent.metrics import StoreMetrics
 
                 port, host = self._options.metrics_port, self._options.metrics_host
-                page = StoreMetrics(lambda: self._core, port, page_context(self._login.tls), host)
+                page = StoreMetrics(
+                    lambda: self._core, lambda: self._meter.figures, port, page_context(self._login.tls), host
+                )
                 stack.callback(page.close)
             coordinator = await reach_coordinator(self._runtime, self._options.url, self._limits)
             stack.push_async_callback(coordinator.close)
