@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from tests.pipeline.source.streaming import table_of
@@ -12,9 +13,12 @@ from tests.support.queue_store import StoreClient, client_of, store_server
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import ConfigError
+from shoal.history.server_reader import Login
+from shoal.pipeline.source.cluster_address import ClusterAddress
 from shoal.pipeline.source.dead_letters import UNREADABLE
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.options import read_options
+from shoal.plan.ring import ServerAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -82,6 +86,37 @@ async def test_letters_that_were_forgotten_are_no_loss(store: RedisServer) -> No
         await queue.forget(*letters[:3])
         rows = table_of(planner.parts(start, planner.next(start)), options.kind).to_pylist()
         assert [row["payload"] for row in rows] == [b"3"]
+
+
+class Places:
+    """A cluster whose plan names the queues of its store."""
+
+    login = Login(None, None)
+    name = "places"
+
+    def __init__(self, store: RedisServer, *queues: str) -> None:
+        self._stores = {ServerAddress("q1", store.host, store.port): queues}
+
+    def servers(self) -> tuple[ServerAddress, ...]:
+        raise AssertionError("dead letters are on stores only")
+
+    def stores(self) -> dict[ServerAddress, tuple[str, ...]]:
+        return self._stores
+
+
+async def test_a_pattern_selects_among_the_queues_of_the_plan(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        for name in ("many.a", "many.b", "few"):
+            await client.create(name, shards=2)
+            await bury(client, name, 2)
+    options = read_options({"servers": listed(store), "kind": "dead", "queue": "many.*"})
+    options = replace(options, cluster=cast(ClusterAddress, Places(store, "many.a", "many.b", "few")))
+    planner = OffsetPlanner(options, complete=True)
+    first = planner.first()
+    rows = table_of(planner.parts(first, planner.next(first)), options.kind).to_pylist()
+    assert sorted((row["queue"], row["payload"]) for row in rows) == [
+        (name, payload) for name in ("many.a", "many.b") for payload in (b"0", b"1")
+    ]
 
 
 async def test_a_damaged_letter_is_a_row_that_says_so(store: RedisServer) -> None:

@@ -132,9 +132,13 @@ class ClusterView:
 
     def _view(self, streams: ServerStreams) -> ServerView:
         kind = self._options.kind
-        keys = kind.streams(streams.ask, self._queues.get(streams.server.id, ()))
+        keys = self.stream_keys(streams)
         infos = dict(zip(keys, streams.infos([*keys.values()], kind.number), strict=True))
         return ServerView(keys, infos, streams.ahead_ms(), int(time.time() * 1000))
+
+    def stream_keys(self, streams: ServerStreams) -> dict[str, bytes]:
+        """The streams of the kind on a server: their names and keys."""
+        return self._options.kind.streams(streams.ask, self._queues.get(streams.server.id, ()))
 
     def open(self, server: str) -> ServerStreams:
         """A connection to a server whose address is known."""

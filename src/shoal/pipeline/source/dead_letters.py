@@ -101,7 +101,7 @@ def _row(store: str, queue: str, id: bytes, fields: Sequence[bytes]) -> dict[str
             "dead_at": int(letter[b"at"]) * 1000,
             "attempts": int(letter[b"attempts"]),
             "reason": letter[b"reason"].decode(errors="replace"),
-            "number": message.number.hex(),
+            "number": message.number.decode(errors="replace"),
         }
     except (KeyError, ValueError, ProtocolError):
         return row | {"reason": UNREADABLE}
