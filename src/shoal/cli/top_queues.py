@@ -142,20 +142,27 @@ def render_queues(stores: Iterable[StoreRow], queues: Iterable[QueueRow]) -> lis
             *(_count(store.connections), _count(store.queues)),
         )
     troubles = [Text(f"{store.id} ({store.address}): {store.trouble}") for store in shown if store.trouble]
-    columns = ("msgs", "oldest", "put/s", "done/s", "held", "cons.", "dead", "halted")
+    columns = ("msgs", "oldest", "put/s", "done/s", "held", "cons.", "dead", "halt")
     rows = table("queues with most messages", ("queue", "store"), columns)
     for queue in queues:
         rows.add_row(
             Text(queue.queue),
-            ",".join(queue.stores),
-            *(_count(queue.messages), _age(queue.oldest_s), _count(queue.puts_per_s), _count(queue.dones_per_s)),
-            *(_count(queue.held), _count(queue.consumers), _count(queue.dead), _count(queue.halted)),
+            queue.stores[0] if len(queue.stores) == 1 else f"{queue.stores[0]} +{len(queue.stores) - 1}",
+            *(_short(queue.messages), _age(queue.oldest_s), _short(queue.puts_per_s), _short(queue.dones_per_s)),
+            *(_short(queue.held), _short(queue.consumers), _short(queue.dead), _short(queue.halted)),
         )
     return [hosts, *troubles, Text(), rows, Text()]
 
 
 def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
+
+
+def _short(value: float) -> str:
+    """A number of at most six characters."""
+    if value < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:.3g} M"
 
 
 def _share(value: float | None) -> str:
