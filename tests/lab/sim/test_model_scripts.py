@@ -105,6 +105,8 @@ def random_command(rng: Random) -> tuple[bytes, ...]:
             lambda: (b"HDEL", key(), word()),
             lambda: (b"HGETALL", key()),
             lambda: (b"HKEYS", key()),
+            lambda: (b"HLEN", key()),
+            lambda: (b"HINCRBY", key(), b"n" + word(), number()),
             lambda: (b"ZADD", key(), score(), word()),
             lambda: (b"ZREM", key(), word()),
             lambda: (b"ZSCORE", key(), word()),

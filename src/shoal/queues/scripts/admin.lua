@@ -7,6 +7,9 @@
 --     configure CONF...     replace its limits
 --     pause 0|1             stop or continue giving out keys
 --     stats                 CONF, STATE, and what the state does not count
+--     load shard...         for telemetry: STATE, consumers, dead letters, halted keys, and for each shard: ready keys,
+--                           held keys, delayed messages, messages put and done (samples), messages of some ready keys
+--                           and how many keys these are, the begin of the next message
 --     keys shard count      keys of one shard: key, messages, owner, attempts, ms of life of the owner's lease
 --     peek shard key start count    messages of a key
 --     purge count           drop up to `count` keys or delayed messages with all their messages; how many were dropped
@@ -135,6 +138,32 @@ elseif operation == 'stats' then
     redis.call('ZCARD', prefix .. 'waiting'), redis.call('XLEN', prefix .. 'dead'),
     redis.call('SCARD', prefix .. 'halted'), first,
   }
+elseif operation == 'load' then
+  local SAMPLE, BEGIN = 8, 512
+  local work = redis.call('HGETALL', prefix .. 'work')
+  for at = 1, #work, 2 do
+    work[work[at]] = work[at + 1]
+  end
+  local found = {
+    write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
+    redis.call('SCARD', prefix .. 'halted'),
+  }
+  for at = 2, #ARGV do
+    local shard, messages, first = ARGV[at], 0, ''
+    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, SAMPLE - 1)
+    for _, key in ipairs(keys) do
+      messages = messages + redis.call('LLEN', messages_key(shard, key))
+    end
+    if keys[1] then
+      first = string.sub(redis.call('LINDEX', messages_key(shard, keys[1]), 0) or '', 1, BEGIN)
+    end
+    found[#found + 1] = {
+      redis.call('LLEN', prefix .. shard .. ':ready'), redis.call('HLEN', prefix .. shard .. ':owners'),
+      redis.call('HLEN', prefix .. shard .. ':delayed'), work['p' .. shard] or '0', work['d' .. shard] or '0', messages,
+      #keys, first,
+    }
+  end
+  return found
 elseif operation == 'keys' then
   local shard, found = ARGV[2], {}
   local owned = redis.call('HGETALL', prefix .. shard .. ':owners')
@@ -161,7 +190,10 @@ elseif operation == 'purge' or operation == 'drop' then
   local dropped, visited = drop_page(tonumber(ARGV[2]))
   save_state()
   if visited == 0 and operation == 'drop' then
-    local names = {'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'shards', 'producers:0', 'producers:1'}
+    local names = {
+      'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'shards', 'work', 'producers:0',
+      'producers:1',
+    }
     for at, name in ipairs(names) do
       names[at] = prefix .. name
     end

@@ -10,6 +10,7 @@ local EXPIRED_MAX = 32 -- consumers whose leases one call ends
 local OFFERED_MAX = 64 -- consumers that are read at once to be offered a key
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
+local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
 local prefix = KEYS[1]
 local conf, state = {}, {}
@@ -20,7 +21,7 @@ local CONF = {
 }
 local STATE = {
   'now', 'wall', 'counter', 'messages', 'bytes', 'keys', 'owned', 'ready', 'delayed', 'ids', 'ids_old', 'generation',
-  'generation_at', 'buried',
+  'generation_at', 'buried', 'puts', 'put_bytes', 'dones',
 }
 
 -- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
@@ -214,6 +215,16 @@ local function rotate_generations()
   save_state()
 end
 
+-- Messages that were put into a shard, or done, of which `total` is the new total of the queue. The time shifts the
+-- samples, so that messages whose keys repeat in a pattern are counted evenly too.
+local function count_work(letter, shard, messages, total)
+  local phase = total + state.wall
+  local samples = math.floor(phase / COUNTED) - math.floor((phase - messages) / COUNTED)
+  if samples > 0 then
+    redis.call('HINCRBY', prefix .. 'work', letter .. shard, text(samples * COUNTED))
+  end
+end
+
 local function messages_key(shard, key)
   return prefix .. shard .. ':k:' .. key
 end
@@ -328,7 +339,8 @@ local function remove_done(shard, key, record, upto)
     for _, body in ipairs(done) do
       state.bytes = state.bytes - #body
     end
-    state.messages = state.messages - #done
+    state.messages, state.dones = state.messages - #done, state.dones + #done
+    count_work('d', shard, #done, state.dones)
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
   end
