@@ -125,7 +125,7 @@ def test_nothing_starts_when_the_lease_may_be_over() -> None:
     driver = Driver()
     driver.turn()
     driver.reply(grants=(grant(b"a", 1, b"a1"),))
-    driver.now += 7.5
+    driver.now += 7.0
     assert driver.core.lease_runs(driver.now)
     driver.now += 0.2
     assert driver.core.next_job(driver.now) is None, "two jumps of the store's clock may have ended it"

@@ -25,7 +25,7 @@ from typing import Any, Final
 from shoal.errors import ConsumerInactiveError, DeadLettersFullError, JobLostError, QueueError
 from shoal.limits import Limits
 from shoal.queues.assignment import FRONT, DelayMeter, Situation, keys_to_give, load_of
-from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
+from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules, rule
 
 WAKE_POLL: Final = rule("wake_poll", "A consumer calls the store again by itself, even if nothing is pushed to it.")
@@ -396,7 +396,7 @@ class ConsumerCore:
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
         self._member = True
-        safe_s = (self._lease_s - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
+        safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
         self._lease_until = self._sent_at + safe_s
         self._renew_at = self._sent_at + self._lease_s / 3
         self._poll_at = now + self._limits.queue_poll_s

@@ -40,16 +40,17 @@ said = number == ARGV[3] and letters
 redis.call('ZREM', prefix .. 'waiting', ARGV[2])
 rotate_generations()
 
-local FIELDS = 7
+local FIELDS, LEASE_STEP_MS = 7, 500
 local consumer, turn, load = ARGV[2], ARGV[3], ARGV[4]
 local held_count, want_keys, want_messages = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
 local per_key, flags = tonumber(ARGV[8]), ARGV[9]
 local leaves = string.find(flags, 'L', 1, true)
 
--- The lease of this consumer. One that comes late, before its lease was ended, keeps it.
+-- The lease of this consumer. One that comes late, before its lease was ended, keeps it. It is written again when it is
+-- LEASE_STEP_MS old: consumers count on that.
 local lease = redis.call('ZSCORE', prefix .. 'leases', consumer)
 local joined = lease and 0 or 1
-if not leaves and (not lease or tonumber(lease) - state.now < conf.lease_ms * 0.75) then
+if not leaves and (not lease or tonumber(lease) - state.now <= conf.lease_ms - LEASE_STEP_MS) then
   redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), consumer)
 end
 
