@@ -361,6 +361,18 @@ def test_a_key_that_one_core_holds_is_not_taken_by_another_that_lists_it() -> No
     assert new.core.held == 0
 
 
+def test_a_shard_that_opens_may_bring_keys_whose_grant_was_lost() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(shards=b"io")
+    driver.core.disconnected(driver.now)
+    driver.turn()
+    driver.reply(shards=b"oo")
+    assert driver.turn()[8] == b"R"
+    driver.reply(kept=([b"0", b"a", b"1.9", 0, 0, 2, 0],))
+    assert driver.core.held == 1
+
+
 def test_stores_share_what_a_consumer_may_hold() -> None:
     group: list[ConsumerCore] = []
     one, two = Driver(group, max_in_flight=4), Driver(group, max_in_flight=4)

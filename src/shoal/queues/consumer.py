@@ -387,7 +387,7 @@ class ConsumerCore:
         joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
         self._asked = 0
-        self._take_shut(more[0] if more else b"")
+        self._take_shut(more[0] if more else b"", now)
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
         if joined and self._member:
@@ -517,10 +517,14 @@ class ConsumerCore:
             core.in_flight + (core._asked if core is not self else 0) for core in self._group
         )
 
-    def _take_shut(self, letters: bytes) -> None:
+    def _take_shut(self, letters: bytes, now: float) -> None:
         """The state of each shard on this store. The keys of a shard that is not open keep the lease of the turn before
-        this one: the new store gives them a full lease later than that."""
+        this one: the new store gives them a full lease later than that. A shard that has opened may have brought keys
+        that this consumer was given at the old store in a reply or a push that was lost: the next turn asks."""
+        before = self.shut
         self.shut = frozenset(b"%d" % shard for shard, letter in enumerate(letters) if letter != _OPEN)
+        if before - self.shut:
+            self.disconnected(now)
         for key in self._keys.values() if MOVE_CONFIRM in self._rules else ():
             if key.shard in self.shut and key.lease_until is None:
                 key.lease_until = self._lease_until

@@ -184,6 +184,22 @@ class Pair:
         return got
 
 
+def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: RealClient) -> None:
+    """A stalled connection delivers a request long after its client has sent it again on another one."""
+    pair = Pair(real)
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
+    message = (b"1", b"k", b"", b"0", b"m")
+    for batch in (b"5", b"5", b"6"):
+        assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
+    assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
+    assert pair.run("admin", b"stats")[1].split()[3] == b"2"
+    for turn in (b"1", b"2"):
+        assert pair.run("turn", b"1", b"c", turn, b"1", b"0", b"0", b"0", b"3", b"")[8] == []
+    assert pair.run("turn", b"1", b"c", b"1", b"1", b"0", b"4", b"4", b"3", b"").startswith("LATE")
+    assert pair.run("turn", b"1", b"c", b"2", b"1", b"0", b"4", b"4", b"3", b"R")[8:10] == [[], []], "it takes nothing"
+    assert len(pair.run("turn", b"1", b"c", b"3", b"1", b"0", b"4", b"4", b"3", b"")[8]) == 1
+
+
 def test_a_turn_leaves_a_lease_that_outlasts_what_its_consumer_counts_on(real: RealClient) -> None:
     """With 10 seconds and more, consumers counted on a longer lease than a turn without renewal left them."""
     pair = Pair(real)

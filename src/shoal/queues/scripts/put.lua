@@ -26,11 +26,9 @@ if not line then
   line = redis.call('HGET', prefix .. 'producers:' .. text(1 - state.generation), producer)
 end
 local last = line and string.match(line, '^%d+')
--- guard: late_batch
 if last and tonumber(last) > tonumber(batch) then
   return redis.error_reply('LATE a later batch of this producer came before this one')
 end
--- end: late_batch
 -- guard: producer_sequence
 if last == batch then
   said = line

@@ -26,11 +26,9 @@ end
 
 local said = nil
 local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*)$')
--- guard: late_turn
 if number and tonumber(number) > tonumber(ARGV[3]) then
   return redis.error_reply('LATE a later turn of this consumer came before this one')
 end
--- end: late_turn
 -- guard: turn_sequence
 said = number == ARGV[3] and letters
 -- end: turn_sequence
