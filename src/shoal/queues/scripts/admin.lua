@@ -217,7 +217,7 @@ elseif operation == 'replay' then
     if redis.call('LPUSH', messages_key(shard, key), letter.body) == 1 then
       state.keys = state.keys + 1
     end
-    make_ready(shard, key, 'LPUSH')
+    make_ready(shard, {key}, 'LPUSH')
   else
     add_message(shard, key, letter.body, 'RPUSH')
   end
@@ -236,7 +236,7 @@ elseif operation == 'release' then
   redis.call('SREM', prefix .. 'halted', shard .. ':' .. key)
   drop_record(shard, key)
   if redis.call('LLEN', messages_key(shard, key)) > 0 then
-    make_ready(shard, key, 'LPUSH')
+    make_ready(shard, {key}, 'LPUSH')
   end
   offer()
   save_state()

@@ -7,6 +7,7 @@
 
 local CLOCK_STEP_MS_MAX = 1000 -- a call advances the queue's clock by no more, whatever the server's clock does
 local EXPIRED_MAX = 32 -- consumers whose leases one call ends
+local OFFERED_MAX = 64 -- consumers that are read at once to be offered a key
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 
@@ -22,20 +23,27 @@ local STATE = {
   'generation_at', 'buried',
 }
 
+-- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
+local texts = {}
 local function text(number)
-  return string.format('%.0f', number)
+  local word = texts[number]
+  if not word then
+    word = string.format('%.0f', number)
+    texts[number] = word
+  end
+  return word
 end
 
 -- Read the numbers of a line; return the word behind them, if there is one.
 local function read_numbers(names, line, into)
-  local at = 1
-  for word in string.gmatch(line, '%S+') do
-    if not names[at] then
-      return word
-    end
-    into[names[at]] = tonumber(word)
-    at = at + 1
+  local words = {string.match(line, string.rep('(%S+) ', #names - 1) .. '(%S+) ?(%S*)')}
+  for at, name in ipairs(names) do
+    local word = words[at]
+    local number = word + 0
+    into[name], texts[number] = number, word
   end
+  local rest = words[#names + 1]
+  return rest ~= '' and rest or nil
 end
 
 local function write_numbers(names, from)
@@ -64,7 +72,7 @@ local function load_conf()
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
   shut = read_numbers(CONF, line, conf)
-  read_numbers(STATE, redis.call('GET', prefix .. 'state') or '', state)
+  read_numbers(STATE, redis.call('GET', prefix .. 'state'), state)
   advance_clock()
   return nil
 end
@@ -98,7 +106,70 @@ local function is_open(shard)
   return not shut or string.byte(shut, shard + 1) == 111
 end
 
+-- The records of keys (see read_record) are read once and written once in a call, with one command for each shard.
+local RECORDS_MAX = 256 -- records in one command: Lua cannot pass more than some thousand arguments
+local records, changed, changed_shards = {}, {}, {}
+
+local function records_of(shard)
+  local known = records[shard]
+  if not known then
+    known = {}
+    records[shard] = known
+  end
+  return known
+end
+
+local function record_changed(shard, key)
+  local keys = changed[shard]
+  if not keys then
+    keys = {}
+    changed[shard] = keys
+    changed_shards[#changed_shards + 1] = shard
+  end
+  if not keys[key] then
+    keys[key] = true
+    keys[#keys + 1] = key
+  end
+end
+
+local function record_text(record)
+  local words = {
+    record.owner, record.token, text(record.attempts), text(record.started), text(record.base), text(record.suspect),
+  }
+  return table.concat(words, ' ')
+end
+
+-- Write the records that have changed. Call it before anything reads them from the hash itself.
+local function flush_records()
+  for _, shard in ipairs(changed_shards) do
+    local keys, known, name = changed[shard], records[shard], prefix .. shard .. ':owners'
+    for start = 1, #keys, RECORDS_MAX do
+      local lines, gone = {}, {}
+      for at = start, math.min(start + RECORDS_MAX - 1, #keys) do
+        local key = keys[at]
+        local record = known[key]
+        if record then
+          lines[#lines + 1], lines[#lines + 2] = key, record_text(record)
+        else
+          gone[#gone + 1] = key
+        end
+      end
+      if #lines > 0 then
+        redis.call('HSET', name, unpack(lines))
+      end
+      if #gone > 0 then
+        redis.call('HDEL', name, unpack(gone))
+      end
+    end
+  end
+  if #changed_shards > 0 then
+    changed, changed_shards = {}, {}
+  end
+end
+
+-- The last step of every call that changes something.
 local function save_state()
+  flush_records()
   redis.call('SET', prefix .. 'state', write_numbers(STATE, state))
 end
 
@@ -149,10 +220,9 @@ end
 
 -- The record of a key that is held, or whose head has failed: owner, token, attempts of the head, whether the head was
 -- started under this token, messages done under this token, and whether a consumer died that may have started the head.
-local function read_record(shard, key)
-  local line = redis.call('HGET', prefix .. shard .. ':owners', key)
+local function parse_record(line)
   if not line then
-    return nil
+    return false
   end
   local owner, token, attempts, started, base, suspect = string.match(line, '^(%S+) (%S+) (%d+) (%d) (%d+) (%d)$')
   return {
@@ -165,23 +235,43 @@ local function read_record(shard, key)
   }
 end
 
+local function read_record(shard, key)
+  local known = records_of(shard)
+  local record = known[key]
+  if record == nil then
+    record = parse_record(redis.call('HGET', prefix .. shard .. ':owners', key))
+    known[key] = record
+  end
+  return record or nil
+end
+
+-- Read the records of several keys of a shard with one command.
+local function read_records(shard, keys)
+  local known = records_of(shard)
+  for at, line in ipairs(redis.call('HMGET', prefix .. shard .. ':owners', unpack(keys))) do
+    if known[keys[at]] == nil then
+      known[keys[at]] = parse_record(line)
+    end
+  end
+  return known
+end
+
 local function write_record(shard, key, record)
-  local words = {
-    record.owner, record.token, text(record.attempts), text(record.started), text(record.base), text(record.suspect),
-  }
-  redis.call('HSET', prefix .. shard .. ':owners', key, table.concat(words, ' '))
+  records_of(shard)[key] = record
+  record_changed(shard, key)
 end
 
 local function drop_record(shard, key)
-  redis.call('HDEL', prefix .. shard .. ':owners', key)
+  records_of(shard)[key] = false
+  record_changed(shard, key)
 end
 
 -- Ready keys are a list for each shard, and the shards with ready keys take turns.
-local function make_ready(shard, key, side)
-  if redis.call(side, prefix .. shard .. ':ready', key) == 1 then
+local function make_ready(shard, keys, side)
+  if redis.call(side, prefix .. shard .. ':ready', unpack(keys)) == #keys then
     redis.call('ZADD', prefix .. 'ready', text(next_number()), shard)
   end
-  state.ready = state.ready + 1
+  state.ready = state.ready + #keys
 end
 
 local function first_ready()
@@ -192,10 +282,10 @@ local function first_ready()
   return shard, redis.call('LINDEX', prefix .. shard .. ':ready', 0)
 end
 
-local function pop_ready(shard)
-  redis.call('LPOP', prefix .. shard .. ':ready')
-  state.ready = state.ready - 1
-  if redis.call('LLEN', prefix .. shard .. ':ready') == 0 then
+local function pop_ready(shard, count, left)
+  redis.call('LPOP', prefix .. shard .. ':ready', count or 1)
+  state.ready = state.ready - (count or 1)
+  if (left or redis.call('LLEN', prefix .. shard .. ':ready')) == 0 then
     redis.call('ZREM', prefix .. 'ready', shard)
   else
     redis.call('ZADD', prefix .. 'ready', text(next_number()), shard)
@@ -206,9 +296,9 @@ local function next_token()
   return text(conf.version) .. '.' .. text(next_number())
 end
 
+-- Record the consumer of a key. The caller takes the key from the ready ones.
 local function grant(shard, key, consumer, token)
   local record = read_record(shard, key) or {attempts = 0, suspect = 0}
-  pop_ready(shard)
   record.owner, record.token, record.started, record.base = consumer, token, 0, 0
   write_record(shard, key, record)
   state.owned = state.owned + 1
@@ -224,10 +314,10 @@ local function release(shard, key, record, side)
   else
     drop_record(shard, key)
   end
-  make_ready(shard, key, side)
+  make_ready(shard, {key}, side)
 end
 
--- Remove the messages of a held key up to number `upto` of this token; return how many are left.
+-- Remove the messages of a held key up to number `upto` of this token; return whether there were any.
 local function remove_done(shard, key, record, upto)
   local count = upto
   -- guard: done_once
@@ -242,7 +332,7 @@ local function remove_done(shard, key, record, upto)
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
   end
-  return redis.call('LLEN', messages_key(shard, key))
+  return count > 0
 end
 
 local function close_key(shard, key, held)
@@ -295,10 +385,10 @@ local function add_message(shard, key, body, side)
   end
   local first = true
   -- guard: one_owner
-  first = length == 1 and not redis.call('HGET', prefix .. shard .. ':owners', key)
+  first = length == 1 and not read_record(shard, key)
   -- end: one_owner
   if first then
-    make_ready(shard, key, 'RPUSH')
+    make_ready(shard, {key}, 'RPUSH')
   end
 end
 
@@ -310,24 +400,27 @@ end
 -- message and the number of other ready keys. A consumer that does not listen is skipped; it takes when it is back.
 local function offer()
   while state.ready > 0 and conf.paused == 0 do
-    local consumer = redis.call('ZRANGE', prefix .. 'waiting', 0, 0)[1]
-    if not consumer then
+    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX) - 1)
+    if #consumers == 0 then
       return
     end
-    redis.call('ZREM', prefix .. 'waiting', consumer)
-    local shard, key = first_ready()
-    local record = read_record(shard, key) or {attempts = 0, suspect = 0}
-    local token = next_token()
-    local left = redis.call('LLEN', messages_key(shard, key))
-    local body = redis.call('LINDEX', messages_key(shard, key), 0)
-    local parts = {
-      shard, key, token, text(record.attempts), text(record.suspect), text(left), text(state.ready - 1), body,
-    }
-    for at, part in ipairs(parts) do
-      parts[at] = framed(part)
-    end
-    if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) > 0 then
-      grant(shard, key, consumer, token)
+    redis.call('ZREM', prefix .. 'waiting', unpack(consumers))
+    for _, consumer in ipairs(consumers) do
+      local shard, key = first_ready()
+      local record = read_record(shard, key) or {attempts = 0, suspect = 0}
+      local token = next_token()
+      local left = redis.call('LLEN', messages_key(shard, key))
+      local body = redis.call('LINDEX', messages_key(shard, key), 0)
+      local parts = {
+        shard, key, token, text(record.attempts), text(record.suspect), text(left), text(state.ready - 1), body,
+      }
+      for at, part in ipairs(parts) do
+        parts[at] = framed(part)
+      end
+      if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) > 0 then
+        pop_ready(shard)
+        grant(shard, key, consumer, token)
+      end
     end
   end
 end

@@ -21,29 +21,29 @@ local now_producers = prefix .. 'producers:' .. text(state.generation)
 -- What this batch was told when it came before: the letters of each shard that had a refused message. All others were
 -- accepted. One record for a batch: one for each shard would cost as much as the messages.
 local said = nil
-for _, generation in ipairs({state.generation, 1 - state.generation}) do
-  local line = redis.call('HGET', prefix .. 'producers:' .. text(generation), producer)
-  local number = line and string.match(line, '^%d+')
-  -- guard: late_batch
-  if number and tonumber(number) > tonumber(batch) then
-    return redis.error_reply('LATE a later batch of this producer came before this one')
-  end
-  -- end: late_batch
-  -- guard: producer_sequence
-  if number == batch and not said then
-    said = line
-  end
-  -- end: producer_sequence
+-- Numbers of batches grow, so the newer generation has the larger one.
+local line = redis.call('HGET', now_producers, producer)
+  or redis.call('HGET', prefix .. 'producers:' .. text(1 - state.generation), producer)
+local last = line and string.match(line, '^%d+')
+-- guard: late_batch
+if last and tonumber(last) > tonumber(batch) then
+  return redis.error_reply('LATE a later batch of this producer came before this one')
 end
+-- end: late_batch
+-- guard: producer_sequence
+if last == batch then
+  said = line
+end
+-- end: producer_sequence
 local said_letters = {}
 local function said_before(shard)
-  if said and said_letters[shard] == nil then
+  if said_letters[shard] == nil then
     said_letters[shard] = string.match(said, ' ' .. shard .. ':(%a+)') or ''
   end
-  return said and said_letters[shard]
+  return said_letters[shard]
 end
 
-local letters, nth, fresh_ids, fresh_keys = {}, {}, {}, {}
+local letters, nth, fresh_ids, fresh_keys, count = {}, {}, {}, {}, 0
 local messages, bytes, keys, ids = state.messages, state.bytes, state.keys, state.ids + state.ids_old
 local full, behind, accepted = false, {}, 0
 local many_keys = keys + (#ARGV - 3) / FIELDS > conf.keys_max
@@ -82,21 +82,45 @@ local function judge(shard, key, id, body)
   return 'A'
 end
 
+-- Lists that get messages, in the order of their first one: name of the list, position of that message in ARGV, body, and
+-- all bodies if there are several. They go to the list with one command.
+local lists, first_at, bodies, several, place_of, places = {}, {}, {}, {}, {}, 0
+local special = {} -- positions of messages with an id or a delay
+
 for at = 4, #ARGV, FIELDS do
   local shard, key, id, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 4]
-  local before = said_before(shard)
-  nth[shard] = (nth[shard] or 0) + 1
   local letter
-  if before then
+  if said then
+    local before = said_before(shard)
+    nth[shard] = (nth[shard] or 0) + 1
     letter = before == '' and 'A' or string.sub(before, nth[shard], nth[shard])
   else
     letter = judge(shard, key, id, body)
     if letter == 'A' then
       accepted = accepted + 1
       messages, bytes = messages + 1, bytes + #body
+      local delayed = ARGV[at + 3] ~= '0'
       if id ~= '' then
         ids = ids + 1
         fresh_ids[key .. '\0' .. id] = true
+      end
+      if delayed or id ~= '' then
+        special[#special + 1] = at
+      end
+      if not delayed then
+        local name = prefix .. shard .. ':k:' .. key
+        local place = place_of[name]
+        if not place then
+          places = places + 1
+          place_of[name], lists[places], first_at[places], bodies[places] = places, name, at, body
+        else
+          local all = several[place]
+          if not all then
+            all = {bodies[place]}
+            several[place] = all
+          end
+          all[#all + 1] = body
+        end
       end
     elseif letter == 'F' then
       full = true
@@ -104,7 +128,8 @@ for at = 4, #ARGV, FIELDS do
       behind[key] = true
     end
   end
-  letters[#letters + 1] = letter
+  count = count + 1
+  letters[count] = letter
 end
 
 if said then
@@ -112,32 +137,78 @@ if said then
 end
 
 -- Everything is decided: from here on, only writes.
-local told = {}
-for number, letter in ipairs(letters) do
-  local at = 4 + (number - 1) * FIELDS
+state.messages, state.bytes = messages, bytes
+for _, at in ipairs(special) do
   local shard, key, id, delay_ms, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
-  told[shard] = (told[shard] or '') .. letter
-  if letter == 'A' then
-    state.messages, state.bytes = state.messages + 1, state.bytes + #body
-    if id ~= '' then
-      redis.call('SADD', prefix .. shard .. now_ids, key .. '\0' .. id)
-      state.ids = state.ids + 1
-    end
-    if delay_ms > 0 then
-      local serial = string.format('%016.0f', next_number())
-      redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'm:' .. shard .. ':' .. serial)
-      redis.call('HSET', prefix .. shard .. ':delayed', serial, framed(key) .. body)
-      state.delayed = state.delayed + 1
-    else
-      add_message(shard, key, body, 'RPUSH')
-    end
+  if id ~= '' then
+    redis.call('SADD', prefix .. shard .. now_ids, key .. '\0' .. id)
+    state.ids = state.ids + 1
+  end
+  if delay_ms > 0 then
+    local serial = string.format('%016.0f', next_number())
+    redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'm:' .. shard .. ':' .. serial)
+    redis.call('HSET', prefix .. shard .. ':delayed', serial, framed(key) .. body)
+    state.delayed = state.delayed + 1
   end
 end
+
+-- Keys that had no messages become ready, with one command for each shard.
+local begun, begun_shards = {}, {}
+for place = 1, places do
+  local all, first = several[place], nil
+  if all then
+    first = redis.call('RPUSH', lists[place], unpack(all)) == #all
+  else
+    first = redis.call('RPUSH', lists[place], bodies[place]) == 1
+  end
+  if first then
+    state.keys = state.keys + 1
+  end
+  local added = true
+  -- guard: one_owner
+  added = first
+  -- end: one_owner
+  if added then
+    local shard, key = ARGV[first_at[place]], ARGV[first_at[place] + 1]
+    if not begun[shard] then
+      begun[shard] = {}
+      begun_shards[#begun_shards + 1] = shard
+    end
+    local keys_of = begun[shard]
+    keys_of[#keys_of + 1] = key
+  end
+end
+for _, shard in ipairs(begun_shards) do
+  local free = begun[shard]
+  -- guard: one_owner
+  local known, unowned = read_records(shard, free), {}
+  for _, key in ipairs(free) do
+    if not known[key] then
+      unowned[#unowned + 1] = key
+    end
+  end
+  free = unowned
+  -- end: one_owner
+  if #free > 0 then
+    make_ready(shard, free, 'RPUSH')
+  end
+end
+
 local record = batch
 -- guard: refused_sequence
-for shard, given in pairs(told) do
-  if string.find(given, '[^A]') then
-    record = record .. ' ' .. shard .. ':' .. given
+if accepted < count then
+  local told, told_shards = {}, {}
+  for number, letter in ipairs(letters) do
+    local shard = ARGV[4 + (number - 1) * FIELDS]
+    if not told[shard] then
+      told_shards[#told_shards + 1] = shard
+    end
+    told[shard] = (told[shard] or '') .. letter
+  end
+  for _, shard in ipairs(told_shards) do
+    if string.find(told[shard], '[^A]') then
+      record = record .. ' ' .. shard .. ':' .. told[shard]
+    end
   end
 end
 -- end: refused_sequence

@@ -8,7 +8,8 @@
 --     D shard key token upto have want   messages up to `upto` are done; send `want` more after the `have` that it has
 --     S shard key token upto '' ''       messages up to `upto` are done, and the next one was started
 --     F shard key token upto delay reason  the message after `upto` failed: retry in `delay` ms; -1 means never
---     G shard key token upto side ''     give the key back, to the front (F) or the back (B) of the ready keys
+--     G shard key token upto side word   give the key back, to the front (F) or the back (B) of the ready keys; the word
+--                                        is U if the next message was not handed to the application
 --     E shard key token '' '' ''         only tell whether the key is still held
 --   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
 --            held keys, the largest number of a token so far, a letter for each shard (empty: all are open)
@@ -54,6 +55,7 @@ end
 
 -- Visit the keys of some consumers, in open shards and in those with the letter `also`. Nothing in another shard changes.
 local function held_keys(holders, visit, also)
+  flush_records()
   for number = 0, conf.shards - 1 do
     local shard = text(number)
     local here = is_open(shard) or letter_of(shard) == also
@@ -71,7 +73,11 @@ local limit = state.now + conf.lease_ms
 -- guard: lease_before_takeover
 limit = state.now
 -- end: lease_before_takeover
-local expired = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', text(limit), 'LIMIT', 0, EXPIRED_MAX)
+local first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+local expired = {}
+if first_lease and tonumber(first_lease) <= limit then
+  expired = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', text(limit), 'LIMIT', 0, EXPIRED_MAX)
+end
 local gone, gone_count = {}, 0
 for _, other in ipairs(expired) do
   if other ~= consumer then
@@ -101,7 +107,12 @@ if gone_count > 0 then
 end
 
 -- Delayed messages join the tail of their key, and keys that wait for a retry become ready.
-local due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', text(state.now), 'LIMIT', 0, DUE_MAX)
+local soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+local due, due_changed = {}, false
+if soonest and tonumber(soonest) <= state.now then
+  due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', text(state.now), 'LIMIT', 0, DUE_MAX)
+  due_changed = true
+end
 for _, member in ipairs(due) do
   redis.call('ZREM', prefix .. 'due', member)
   local kind, shard, rest = string.match(member, '^(%a):(%d+):(.*)$')
@@ -118,17 +129,21 @@ for _, member in ipairs(due) do
   else
     local record = read_record(shard, rest)
     if record and record.owner == UNHELD then
-      make_ready(shard, rest, 'RPUSH')
+      make_ready(shard, {rest}, 'RPUSH')
     end
   end
 end
 
--- Messages of a key, as many as the reply has room for; the first one of a reply always fits.
-local PAGE, REPLY_BYTES_MAX = 8, 16777216
+local GRANTS_PAGE = 8 -- keys of one shard that are granted before the next shard has its turn
+
+-- Messages of a key, as many as the reply has room for; the first one of a reply always fits. Returns the length of the
+-- list if the last page tells it. The pages after the first are larger if messages are small.
+local PAGE, PAGE_BYTES_MAX, REPLY_BYTES_MAX = 8, 1048576, 16777216
 local reply_bytes = 0
 local function fetch(into, shard, key, start, count)
+  local name, asked, before = messages_key(shard, key), math.min(count, PAGE), reply_bytes
   while count > 0 do
-    local page = redis.call('LRANGE', messages_key(shard, key), start, start + math.min(count, PAGE) - 1)
+    local page = redis.call('LRANGE', name, start, start + asked - 1)
     for _, body in ipairs(page) do
       if reply_bytes > 0 and reply_bytes + #body > REPLY_BYTES_MAX then
         return
@@ -136,10 +151,13 @@ local function fetch(into, shard, key, start, count)
       reply_bytes = reply_bytes + #body
       into[#into + 1] = body
     end
-    if #page < PAGE then
-      return
+    if #page < asked then
+      return (#page > 0 or start == 0) and start + #page or nil
     end
-    start, count = start + PAGE, count - PAGE
+    start, count = start + asked, count - asked
+    local room = math.floor(PAGE_BYTES_MAX * #page / math.max(reply_bytes - before, 1))
+    asked = math.min(count, math.max(room, PAGE))
+    before = reply_bytes
   end
 end
 
@@ -156,6 +174,7 @@ local function fail(shard, key, record, delay_ms, reason)
   write_record(shard, key, record)
   -- guard: retry_holds_key
   redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'k:' .. shard .. ':' .. key)
+  due_changed = true
   -- end: retry_holds_key
   return 2
 end
@@ -175,7 +194,8 @@ local function operate(code, shard, key, token, upto, extra, word)
   if code == 'E' then
     return {1, 0}
   end
-  local left = remove_done(shard, key, record, tonumber(upto))
+  local removed = remove_done(shard, key, record, tonumber(upto))
+  local left = redis.call('LLEN', messages_key(shard, key))
   if left == 0 then
     close_key(shard, key, true)
     return {2, 0}
@@ -184,17 +204,23 @@ local function operate(code, shard, key, token, upto, extra, word)
     return {fail(shard, key, record, tonumber(extra), word), left}
   end
   if code == 'G' then
+    if word == 'U' and record.started == 1 then -- its start was reported before it could be handed out, and never was
+      record.attempts, record.suspect = record.attempts - 1, 1
+    end
     release(shard, key, record, extra == 'F' and 'LPUSH' or 'RPUSH')
     return {2, left}
   end
   if code == 'S' and record.started == 0 then
     record.started, record.suspect = 1, 0
     record.attempts = record.attempts + 1
+    removed = true
   end
-  write_record(shard, key, record)
+  if removed then
+    write_record(shard, key, record)
+  end
   local result = {1, left}
-  if code == 'D' and tonumber(word) > 0 then
-    fetch(result, shard, key, tonumber(extra), tonumber(word))
+  if code == 'D' then
+    fetch(result, shard, key, tonumber(extra), math.min(tonumber(word), left - tonumber(extra)))
   end
   return result
 end
@@ -232,14 +258,25 @@ elseif want_keys > 0 and not said then
   -- A turn that comes again takes nothing: its reply may have no reader. None takes more than its share of all keys.
   local share = math.min(want_keys, math.ceil((state.owned + state.ready) / consumers) - held_count, state.ready)
   while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
-    local shard, key = first_ready()
-    local token = next_token()
-    local record = grant(shard, key, consumer, token)
-    local left = redis.call('LLEN', messages_key(shard, key))
-    local one = {shard, key, token, record.attempts, record.suspect, left}
-    fetch(one, shard, key, 0, math.min(per_key, want_messages))
-    want_messages = want_messages - (#one - 6)
-    grants[#grants + 1] = one
+    -- Several keys of one shard at once; one more is read, to see whether the shard has others.
+    local shard = redis.call('ZRANGE', prefix .. 'ready', 0, 0)[1]
+    local page = math.min(share - #grants, GRANTS_PAGE)
+    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, page)
+    local others = #keys > page and 1 or 0
+    keys[page + 1] = nil
+    read_records(shard, keys)
+    local used = 0
+    while used < #keys and want_messages > 0 and reply_bytes < REPLY_BYTES_MAX do
+      used = used + 1
+      local key, token = keys[used], next_token()
+      local record = grant(shard, key, consumer, token)
+      local one = {shard, key, token, record.attempts, record.suspect, 0}
+      local left = fetch(one, shard, key, 0, math.min(per_key, want_messages))
+      one[6] = left or redis.call('LLEN', messages_key(shard, key))
+      want_messages = want_messages - (#one - 6)
+      grants[#grants + 1] = one
+    end
+    pop_ready(shard, used, #keys - used + others)
   end
 end
 
@@ -258,12 +295,16 @@ if string.find(flags, 'R', 1, true) then
     end
   end, 's')
 end
-if not leaves and #grants < want_keys then
+if not leaves and #grants < want_keys and want_messages > 0 then -- one that got all messages it has room for is busy
   redis.call('ZADD', prefix .. 'waiting', load, consumer)
 end
 
-local soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
-local first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+if due_changed then
+  soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+end
+if leaves or gone_count > 0 then
+  first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+end
 local due_ms = -1
 for _, at in ipairs({soonest or first_lease or '', first_lease or ''}) do
   if at ~= '' then
