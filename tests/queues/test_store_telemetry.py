@@ -46,6 +46,7 @@ class Written:
 async def written_on(server: RedisServer) -> AsyncIterator[Written]:
     connection = Connection(server.host, server.port, username=None, password=None, name="meter", dial=PRODUCTION.dial)
     await connection.open()
+    await connection.ask((b"SCRIPT", b"LOAD", load_scripts().look.text))  # as the store's agent does
     try:
         yield Written(server, connection)
     finally:

@@ -39,6 +39,8 @@ are subtracted. The rest covers the difference in speed between clocks."""
 PUSH_TURN_S: Final = 0.005
 """How long a consumer waits after a pushed job before it asks for more, so that a fast job is reported in the same
 turn."""
+OPERATIONS_MAX: Final = 1024
+"""Operations of one turn that a store accepts."""
 ACK_ATTEMPTS_MAX: Final = 3
 """How often a message without acknowledgement is handed out again. Then the consumer is inactive."""
 
@@ -430,6 +432,9 @@ class ConsumerCore:
         self.counters["pushed"] += 1
         if self._leaving or (token, name) in self._keys:
             return
+        if self.held >= 2 * self._settings.max_in_flight:  # not from the store: the next turn asks what this one holds
+            self.disconnected(now)
+            return
         self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
 
@@ -537,6 +542,8 @@ class ConsumerCore:
         for key in self._keys.values():
             if key.shard in self.shut:
                 continue
+            if len(sent) > OPERATIONS_MAX - 2:
+                break  # the others come with the next turn
             head = (key.shard, key.key, key.token, b"%d" % key.done)
             if key.failure is not None:
                 job, delay_ms, reason = key.failure

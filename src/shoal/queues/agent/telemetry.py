@@ -86,7 +86,7 @@ class StoreTelemetry:
         words = [b"%d" % shard for shard in shards]
         try:
             (reply,) = await connection.ask(
-                (b"EVALSHA", self._scripts.admin.sha, b"1", KEY_PREFIX + queue + b":", b"load", *words)
+                (b"EVALSHA", self._scripts.look.sha, b"1", KEY_PREFIX + queue + b":", b"load", *words)
             )
         except hiredis.ReplyError as error:
             if str(error).startswith(("NOQUEUE", "NOSCRIPT")):

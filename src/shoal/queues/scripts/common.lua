@@ -8,7 +8,18 @@
 local CLOCK_STEP_MS_MAX = 1000 -- a call advances the queue's clock by no more, whatever the server's clock does
 local EXPIRED_MAX = 32 -- consumers whose leases one call ends
 local OFFERED_MAX = 64 -- consumers that are read at once to be offered a key
+local DEAF_MAX = 16 -- consumers without a listener that one call offers a key to
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
+local NUMBER_MAX = 9007199254740992 -- Lua counts exactly up to here
+local NAME_BYTES_MAX = 64 -- of a producer or consumer
+local KEY_BYTES_MAX, ID_BYTES_MAX, BODY_BYTES_MAX = 512, 256, 33554432
+local REASON_BYTES_MAX = 1024 -- of a failure; longer ones are cut
+local DELAY_MS_MAX = 316224000000 -- ten years
+local CONSUMERS_MAX = 10000 -- consumers with a lease
+local PRODUCERS_MAX = 100000 -- producers whose last batch one generation remembers
+local PRODUCERS_MS = 300000 -- how long a producer's last batch is remembered, at least; at most twice as long
+local KEYS_HELD_MAX = 4096 -- keys that one consumer holds; also what one call takes from consumers that are gone
+local DONE_MAX = 4096 -- messages that one turn ends
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
@@ -21,7 +32,7 @@ local CONF = {
 }
 local STATE = {
   'now', 'wall', 'counter', 'messages', 'bytes', 'keys', 'owned', 'ready', 'delayed', 'ids', 'ids_old', 'generation',
-  'generation_at', 'buried', 'puts', 'put_bytes', 'dones',
+  'generation_at', 'buried', 'puts', 'put_bytes', 'dones', 'producers', 'producers_at',
 }
 
 -- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
@@ -35,16 +46,44 @@ local function text(number)
   return word
 end
 
--- Read the numbers of a line; return the word behind them, if there is one.
+-- Read the numbers of a line; return the word behind them, which may be empty, or nil if the line has other content:
+-- clients have the right to write to the keys of queues.
 local function read_numbers(names, line, into)
-  local words = {string.match(line, string.rep('(%S+) ', #names - 1) .. '(%S+) ?(%a*)')}
+  local words = {string.match(line or '', '^' .. string.rep('(%-?%d+) ', #names - 1) .. '(%-?%d+) ?(%l*)$')}
+  if not words[1] then
+    return nil
+  end
   for at, name in ipairs(names) do
     local word = words[at]
     local number = word + 0
     into[name], texts[number] = number, word
   end
-  local more = words[#names + 1]
-  return more ~= '' and more or nil
+  return words[#names + 1]
+end
+
+-- The number that an argument of a client is: an integer from 0 to `most`, otherwise nil.
+local function whole(word, most)
+  local number = word and #word <= 16 and string.match(word, '^%d+$') and tonumber(word)
+  return number and number <= most and number or nil
+end
+
+local function malformed(what)
+  return redis.error_reply('MALFORMED ' .. what)
+end
+
+local known_shards = {}
+local function is_shard(word)
+  local known = known_shards[word]
+  if known == nil then
+    local number = whole(word, conf.shards - 1)
+    known = number ~= nil and text(number) == word
+    known_shards[word] = known
+  end
+  return known
+end
+
+local function is_key(word)
+  return #word > 0 and #word <= KEY_BYTES_MAX
 end
 
 local function write_numbers(names, from)
@@ -72,8 +111,11 @@ local function load_conf()
   if not line then
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
-  shut = read_numbers(CONF, line, conf)
-  read_numbers(STATE, redis.call('GET', prefix .. 'state'), state)
+  local letters = read_numbers(CONF, line, conf)
+  if not letters or not read_numbers(STATE, redis.call('GET', prefix .. 'state'), state) then
+    return redis.error_reply('DAMAGED the state of the queue on this store cannot be read')
+  end
+  shut = letters ~= '' and letters or nil
   advance_clock()
   return nil
 end
@@ -83,7 +125,7 @@ local function load_version(version)
   if refused then
     return refused
   end
-  if tonumber(version) ~= conf.version then
+  if version ~= text(conf.version) then
     return redis.error_reply('OTHERVERSION ' .. text(conf.version))
   end
   return nil
@@ -110,6 +152,30 @@ end
 -- The records of keys (see read_record) are read once and written once in a call, with one command for each shard.
 local RECORDS_MAX = 256 -- records in one command: Lua cannot pass more than some thousand arguments
 local records, changed, changed_shards = {}, {}, {}
+local taken, returned = {}, {} -- keys that a consumer holds since, or does not hold any more, by consumer
+
+local function note_holder(by, owner, shard, key)
+  if owner and owner ~= UNHELD and owner ~= HALTED then
+    local members = by[owner]
+    if not members then
+      members = {}
+      by[owner] = members
+    end
+    members[#members + 1] = shard .. ':' .. key
+  end
+end
+
+-- `held:<consumer>` lists the keys of a consumer. Records decide; the list only says where to look.
+local function flush_holders(command, by)
+  for owner, members in pairs(by) do
+    for start = 1, #members, RECORDS_MAX do
+      redis.call(
+        command, prefix .. 'held:' .. owner, unpack(members, start, math.min(start + RECORDS_MAX - 1, #members))
+      )
+    end
+    by[owner] = nil
+  end
+end
 
 local function records_of(shard)
   local known = records[shard]
@@ -151,6 +217,11 @@ local function flush_records()
         local record = known[key]
         if record then
           lines[#lines + 1], lines[#lines + 2] = key, record_text(record)
+          if record.owner ~= record.listed then
+            note_holder(returned, record.listed, shard, key)
+            note_holder(taken, record.owner, shard, key)
+            record.listed = record.owner
+          end
         else
           gone[#gone + 1] = key
         end
@@ -165,6 +236,8 @@ local function flush_records()
   end
   if #changed_shards > 0 then
     changed, changed_shards = {}, {}
+    flush_holders('SREM', returned)
+    flush_holders('SADD', taken)
   end
 end
 
@@ -198,8 +271,18 @@ local function next_number()
   return state.counter
 end
 
--- Remembered ids and producers are in two generations. The older one is dropped when the current one is `dedupe_ms` old.
+-- Remembered ids and batches are in two generations each. The older one is dropped when the current one is `dedupe_ms`, or
+-- `PRODUCERS_MS`, old.
+local function rotate_producers()
+  if state.now - state.producers_at >= PRODUCERS_MS then
+    state.producers, state.producers_at = 1 - state.producers, state.now
+    redis.call('UNLINK', prefix .. 'producers:' .. text(state.producers))
+    save_state()
+  end
+end
+
 local function rotate_generations()
+  rotate_producers()
   if state.now - state.generation_at < conf.dedupe_ms then
     return
   end
@@ -207,7 +290,7 @@ local function rotate_generations()
   state.generation_at = state.now
   state.ids_old = state.ids
   state.ids = 0
-  local old = {prefix .. 'producers:' .. text(state.generation)}
+  local old = {}
   for shard = 0, conf.shards - 1 do
     old[#old + 1] = prefix .. text(shard) .. ':ids:' .. text(state.generation)
   end
@@ -238,6 +321,7 @@ local function parse_record(line)
   local owner, token, attempts, started, base, suspect = string.match(line, '^(%S+) (%S+) (%d+) (%d) (%d+) (%d)$')
   return {
     owner = owner,
+    listed = owner, -- the consumer in whose list the key is
     token = token,
     attempts = tonumber(attempts),
     started = tonumber(started),
@@ -273,6 +357,10 @@ local function write_record(shard, key, record)
 end
 
 local function drop_record(shard, key)
+  local record = read_record(shard, key)
+  if record then
+    note_holder(returned, record.listed, shard, key)
+  end
   records_of(shard)[key] = false
   record_changed(shard, key)
 end
@@ -328,6 +416,8 @@ local function release(shard, key, record, side)
   make_ready(shard, {key}, side)
 end
 
+local done_room = DONE_MAX
+
 -- Remove the messages of a held key up to number `upto` of this token; return whether there were any.
 local function remove_done(shard, key, record, upto)
   local count = upto
@@ -340,6 +430,7 @@ local function remove_done(shard, key, record, upto)
       state.bytes = state.bytes - #body
     end
     state.messages, state.dones = state.messages - #done, state.dones + #done
+    done_room = done_room - #done
     count_work('d', shard, #done, state.dones)
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
@@ -411,8 +502,9 @@ end
 -- Give ready keys to waiting consumers, the least loaded first: each gets one key, pushed to its inbox with the first
 -- message and the number of other ready keys. A consumer that does not listen is skipped; it takes when it is back.
 local function offer()
-  while state.ready > 0 and conf.paused == 0 do
-    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX) - 1)
+  local deaf = 0
+  while state.ready > 0 and conf.paused == 0 and deaf < DEAF_MAX do
+    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX, DEAF_MAX - deaf) - 1)
     if #consumers == 0 then
       return
     end
@@ -432,6 +524,8 @@ local function offer()
       if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) > 0 then
         pop_ready(shard)
         grant(shard, key, consumer, token)
+      else
+        deaf = deaf + 1
       end
     end
   end
