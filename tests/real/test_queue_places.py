@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.support.cluster_queues import ClusterQueues
@@ -34,7 +36,7 @@ def cluster() -> Iterator[ClusterThread]:
 async def queues(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterQueues]:
     """Both stores are alive; commands find the cluster."""
     url = state_of(cluster).url_for(ADMIN)
-    monkeypatch.setenv("SHOAL_COORDINATOR", url)
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(root_of(cluster)))
     monkeypatch.setenv("SHOAL_URL", url)
     async with ClusterQueues(url) as opened:
         await until(lambda: both_live(opened))
@@ -50,6 +52,13 @@ def state_of(cluster: ClusterThread) -> ClusterState:
         return running.state
 
     return cluster.call(state)
+
+
+def root_of(cluster: ClusterThread) -> Path:
+    async def root(running: LocalCluster) -> Path:
+        return running.directory.root
+
+    return cluster.call(root)
 
 
 async def do(cluster: ClusterThread, action: Callable[[LocalCluster], Awaitable[object]]) -> None:
@@ -181,3 +190,119 @@ async def test_the_leaders_reason_reaches_configure(queues: ClusterQueues, capsy
         False,
         f"not configured: the queue has {SHARDS} shards, which cannot be changed",
     )
+
+
+async def kill_for_good(cluster: ClusterThread, queues: ClusterQueues, store: str) -> None:
+    """The store ends, and does not come back."""
+
+    async def stop(running: LocalCluster) -> None:
+        running.hold(store)
+        await running.kill(store)
+
+    await do(cluster, stop)
+
+    async def is_gone() -> bool:
+        return store not in await queues.coordinator.members("stores")
+
+    await until(is_gone)
+
+
+async def put_five(cluster: ClusterThread, name: str) -> None:
+    async with shoal.connect(cluster.url) as bus:
+        for number in range(5):
+            await bus.queue(name).put(b"%d" % number, key=f"k{number}")
+
+
+async def waiting(cluster: ClusterThread, name: str) -> set[bytes]:
+    async with shoal.connect(cluster.url) as bus:
+        return {message.payload for message in await bus.queue(name).peek(count=100)}
+
+
+async def test_a_store_comes_back_from_a_copy_of_its_directory(
+    cluster: ClusterThread, queues: ClusterQueues, capsys: Capture, tmp_path: Path
+) -> None:
+    await make(queues, capsys, "kept", "q1")
+    await put_five(cluster, "kept")
+    home = root_of(cluster) / "stores" / "q1"
+    status, _, err = await run_command(capsys, "queue", "recover", "--dir", str(home))
+    assert (status, err) == (1, "shoal: store q1 is alive: nothing needs to be recovered; see `shoal status`\n")
+    status, _, err = await run_command(capsys, "queue", "abandon", "kept", "--yes")
+    assert (status, err.partition(":")[2]) == (
+        1,
+        " the stores of queue kept are alive: q1: nothing needs to be given up\n",
+    )
+    await kill_for_good(cluster, queues, "q1")
+    status, _, err = await run_command(capsys, "queue", "move", "kept", "--to", "q1")
+    assert (status, err) == (1, "shoal: store q1 is away: start it again, or choose one that is alive: q2\n")
+    copy = tmp_path / "backup"
+    shutil.copytree(home, copy)
+    shutil.rmtree(home)
+    status, _, err = await run_command(capsys, "queue", "recover", "--dir", str(tmp_path))
+    assert status == 1
+    assert "is not the directory of a store of Shoal" in err
+    status, _, err = await run_command(capsys, "queue", "recover", "--dir", str(copy), "--store", "q2")
+    assert status == 1
+    assert "is the directory of store q1, not q2" in err
+    status, facts = await run_json_command(capsys, "queue", "recover", "--dir", str(copy))
+    assert (status, facts["recovered"], facts["store"]) == (0, True, "q1")
+    assert "kept" in facts["queues"]
+    assert await waiting(cluster, "kept") == {b"%d" % number for number in range(5)}
+    assert (home / "appendonlydir").exists() or (home / "appendonly.aof").exists()
+
+
+async def test_shards_of_a_store_that_is_gone_are_abandoned_and_begin_again(
+    cluster: ClusterThread, queues: ClusterQueues, capsys: Capture
+) -> None:
+    """One queue is on the store alone, one on both: the other store keeps what it has."""
+    await make(queues, capsys, "alone", "q1")
+    await make(queues, capsys, "spread", "q1")
+    assert (await run_json_command(capsys, "queue", "move", "spread", "--to", "q2", "--shards", "0,1"))[0] == 0
+    entry = await queues.find("spread")
+    keys = [f"k{number}" for number in range(40)]
+    for name in ("alone", "spread"):
+        async with shoal.connect(cluster.url) as bus:
+            await bus.queue(name).put_many([NewMessage(key, key) for key in keys])
+    kept = {key.encode() for key in keys if entry.shard_of(key.encode()) in (0, 1)}
+    status, _, err = await run_command(capsys, "queue", "abandon", "--store", "q1", "--yes")
+    assert (status, err.startswith("shoal: store q1 is alive")) == (1, True)
+    async with shoal.connect(cluster.url) as old:
+        await old.queue("alone").put(b"before", key="old")
+        await kill_for_good(cluster, queues, "q1")
+        status, _, err = await run_command(capsys, "queue", "abandon", "alone")
+        assert (status, err.endswith("repeat the command with --yes\n")) == (1, True)
+        assert await places(queues, "alone") == ["q1"] * SHARDS
+        status, facts = await run_json_command(capsys, "queue", "abandon", "alone", "--yes")
+        assert (status, facts["abandoned"]) == (0, True), facts
+        (one,) = facts["queues"]
+        assert (one["shards"], one["to"], one["messages_lost"]) == ([*range(SHARDS)], "q2", None)
+        status, facts = await run_json_command(capsys, "queue", "abandon", "--store", "q1", "--yes")
+        assert status == 0, facts
+        assert "spread" in {one["queue"] for one in facts["queues"]}
+        assert await places(queues, "spread") == ["q2"] * SHARDS
+        assert await waiting(cluster, "spread") == kept
+        assert await waiting(cluster, "alone") == set()
+        await put_five(cluster, "alone")
+        assert (await queues.find("spread")).version > entry.version
+
+        home = root_of(cluster) / "stores" / "q1"
+        status, _, err = await run_command(capsys, "queue", "recover", "--dir", str(home))
+        assert (status, "cannot be merged" in err) == (1, True)
+
+        async def come_back(running: LocalCluster) -> None:
+            await running.restart("q1")
+            running.release("q1")
+
+        await do(cluster, come_back)
+        await until(lambda: both_live(queues))
+        assert await waiting(cluster, "alone") == {b"%d" % number for number in range(5)}
+        async with asyncio.timeout(WAIT_S):  # a client that knows only the old entry finds the new one
+            while True:
+                try:
+                    await old.queue("alone").put(b"after", key="old")
+                except shoal.ShoalError:
+                    continue
+                break
+        assert b"after" in await waiting(cluster, "alone")
+    status, facts = await run_json_command(capsys, "queue", "move", "alone", "--to", "q1")
+    assert (status, facts["moved"]) == (0, True), facts
+    assert await waiting(cluster, "alone") == {b"after", *(b"%d" % number for number in range(5))}
