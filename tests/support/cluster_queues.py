@@ -31,7 +31,7 @@ class ClusterQueues:
         login = parse_address(url, None, None)
         runtime = PRODUCTION.with_tls(login.tls)
         self._context = QueueContext(
-            DEFAULT_LIMITS, runtime, lambda: (login.username, login.password), self._find, ALL_RULES
+            DEFAULT_LIMITS, runtime, lambda: (login.username, login.password), self.find, ALL_RULES
         )
 
     async def __aenter__(self) -> Self:
@@ -57,7 +57,7 @@ class ClusterQueues:
         """Creates a queue, and returns when its store has it."""
         await self.request(CreateQueue(name.encode(), QueueSettings(**settings), "test"))
         await self.ended(name)
-        return await self._find(name)
+        return await self.find(name)
 
     async def drop(self, name: str) -> None:
         """Drops a queue, and returns when it is gone."""
@@ -76,7 +76,8 @@ class ClusterQueues:
     def _sibling(self, name: str) -> Queue:
         return Queue(name, self._context, self._sibling)
 
-    async def _find(self, name: str) -> QueueEntry:
+    async def find(self, name: str) -> QueueEntry:
+        """The entry of a queue."""
         line, key = await self.coordinator.get_all([entry_key(name.encode(), QUEUE), PUBLIC_KEY])
         if line is None or key is None:
             raise QueueNotFoundError(f"there is no queue {name}")

@@ -1,7 +1,7 @@
 """`shoal queue`: what queues hold, and what operators do with it.
 
 Owns the commands that look at a queue or change its content. `queue_messages` has put and take, `queue_changes` what
-only a leader can do: create, configure, drop.
+only a leader can do: create, configure, drop; `queue_places` moves queues and gives up or recovers their stores.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from shoal.cli.numbers import positive_int
 from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
+from shoal.cli.queue_places import register_places
 from shoal.errors import ConfigError, QueueError
 from shoal.queues.queue import DeadLetter, KeyStatus, Message, Queue, QueueStatistics
 
@@ -51,6 +52,7 @@ def register(subparsers: Subparsers) -> None:
     register_messages(group)
     _register_views(group)
     _register_repairs(group)
+    register_places(group)
 
 
 def _register_views(group: Subparsers) -> None:

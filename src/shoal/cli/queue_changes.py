@@ -1,7 +1,7 @@
 """`shoal queue create`, `configure` and `drop`: what only a leader can do.
 
-Owns the request and the wait. The request is in the coordinator (`shoal.plan.queue_request`); the leader carries it
-out, even if this command ends.
+Owns the request and the wait, also for the commands of `queue_places`. The request is in the coordinator
+(`shoal.plan.queue_request`); the leader carries it out, even if this command ends. If it refuses, it says why.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FLAGS: Final[dict[str, tuple[Callable[[str], Any], str, str]]] = {
 
 def register_changes(group: Subparsers) -> None:
     """Add the commands to `shoal queue`."""
-    create = _add(
+    create = add_change(
         group,
         "create",
         run_create,
@@ -53,7 +53,7 @@ def register_changes(group: Subparsers) -> None:
     )
     create.add_argument("--shards", type=int, metavar="N", help="parts that can be on different stores (1 to 256)")
     _add_settings(create)
-    configure = _add(
+    configure = add_change(
         group,
         "configure",
         run_configure,
@@ -62,7 +62,7 @@ def register_changes(group: Subparsers) -> None:
         "Change the settings of a queue. Those that are not given stay as they are.",
     )
     _add_settings(configure)
-    drop = _add(
+    drop = add_change(
         group,
         "drop",
         run_drop,
@@ -73,21 +73,34 @@ def register_changes(group: Subparsers) -> None:
     drop.add_argument("--yes", action="store_true", help="really delete it")
 
 
-def _add(
+def add_change(
     group: Subparsers,
     name: str,
     run: Callable[[argparse.Namespace], int],
     summary: str,
     example: str,
     description: str,
+    wait_s: float = _WAIT_S,
 ) -> argparse.ArgumentParser:
+    """Add a command about one queue that the leader carries out."""
     parser = add_command(group, name, run, summary, example=example, description=description)
     parser.add_argument("name", metavar="QUEUE", help="name of the queue")
     parser.add_argument("--no-wait", action="store_true", help="send the request and return")
-    parser.add_argument(
-        "--timeout", type=float, default=_WAIT_S, metavar="S", help=f"seconds to wait (default {_WAIT_S:g})"
-    )
+    add_timeout(parser, wait_s)
     return parser
+
+
+def add_timeout(parser: argparse.ArgumentParser, wait_s: float) -> None:
+    """Add --timeout."""
+    parser.add_argument(
+        "--timeout", type=float, default=wait_s, metavar="S", help=f"seconds to wait (default {wait_s:g})"
+    )
+
+
+def check_timeout(args: argparse.Namespace) -> None:
+    """Raise an error if --timeout is impossible."""
+    if not 0 < args.timeout < math.inf:
+        raise ConfigError(f"--timeout is {args.timeout:g}", do="give a number of seconds above 0")
 
 
 def _add_settings(parser: argparse.ArgumentParser) -> None:
@@ -146,8 +159,7 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
     from shoal.plan.queue_request import check_name
     from shoal.runtime import PRODUCTION
 
-    if not 0 < args.timeout < math.inf:
-        raise ConfigError(f"--timeout is {args.timeout:g}", do="give a number of seconds above 0")
+    check_timeout(args)
     check_name(args.name.encode())
     url, key = coordinator_of(args)
 
@@ -177,16 +189,21 @@ class Change:
         self.entry: QueueEntry | None = None
         self.done = False
         self.outcome = ""
+        self._version = 0
 
     async def request(
-        self, action: str, make: Callable[[bytes, QueueEntry | None], QueueRequest], wait_s: float | None
+        self,
+        action: str,
+        make: Callable[[bytes, QueueEntry | None], QueueRequest],
+        wait_s: float | None,
+        progress: Callable[[QueueEntry], None] | None = None,
     ) -> None:
-        """Send the request; with `wait_s`, wait for it."""
+        """Send the request; with `wait_s`, wait for it. `progress` gets the entry again and again meanwhile."""
         from shoal.plan.keys import KEEPER_LEASE, move_key
         from shoal.plan.kinds import QUEUE
         from shoal.plan.queue_request import CreateQueue, decode_queue_request, encode_queue_request
 
-        self.entry = await self._read()
+        self.entry = await self.read()
         if action == "created" and self.entry is not None:
             self.done, self.outcome = True, "exists already, and stays as it is"
             return
@@ -197,7 +214,7 @@ class Change:
         request = make(self._unit, self.entry)
         key = move_key(self._unit, QUEUE)
         try:
-            await self._coordinator.put(key, encode_queue_request(request), expect=0)
+            self._version = await self._coordinator.put(key, encode_queue_request(request), expect=0)
         except ConflictError as error:
             before = await self._coordinator.get(key)
             if before is not None and not (
@@ -206,12 +223,15 @@ class Change:
                 raise QueueError(
                     f"another request about queue {self._name} is under way", do="wait a moment and try again"
                 ) from error
+            self._version = before.version if before is not None else 0
             note("a client has asked for this queue already")
         if wait_s is None:
             self.outcome = "requested"
             return
         until = time.monotonic() + wait_s
-        while await self._coordinator.get(key) is not None:
+        while (asked := await self._coordinator.get(key)) is not None and asked.version == self._version:
+            if progress is not None and (entry := await self.read()) is not None:
+                progress(entry)
             if time.monotonic() >= until:
                 self.outcome = f"not {action} yet; the leader goes on: see shoal status for stores and leader"
                 return
@@ -220,20 +240,29 @@ class Change:
 
     async def _conclude(self, action: str, request: QueueRequest) -> None:
         """The leader has ended the request: has it done what was asked?"""
+        from shoal.plan.keys import refusals_key
+        from shoal.plan.kinds import QUEUE
         from shoal.plan.queue_request import ConfigureQueue
+        from shoal.plan.refusal import reason_of
 
-        self.entry = await self._read()
+        self.entry = await self.read()
+        refusals = await self._coordinator.get(refusals_key(QUEUE))
+        why = reason_of(QUEUE, refusals.value if refusals else None, self._unit, self._version)
+        if why is not None:
+            self.outcome = f"not {action}: {why}"
+            return
         if action == "dropped":
             self.done = self.entry is None
         elif isinstance(request, ConfigureQueue):
             self.done = self.entry is not None and self.entry.settings == request.settings
         else:
             self.done = self.entry is not None
-        self.outcome = action if self.done else f"not {action}: the leader refused; see the balancer's log"
+        self.outcome = action if self.done else f"not {action}: another request followed; see the balancer's log"
         if self.done and self.entry is not None and action == "created":
             self.outcome += f" on {', '.join(store.id for store in self.entry.stores)}"
 
-    async def _read(self) -> QueueEntry | None:
+    async def read(self) -> QueueEntry | None:
+        """The queue's entry; None if there is no such queue."""
         from shoal.plan.keys import PUBLIC_KEY, entry_key
         from shoal.plan.kinds import QUEUE
         from shoal.plan.queue_entry import QueueEntry

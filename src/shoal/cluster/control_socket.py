@@ -7,6 +7,7 @@ of the state directory can reach it. The cluster carries out the requests.
     {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
+    {"do": "recover", "source": "/backup/q1"}, a store from its directory; "replace" if it runs and has lost its data
     {"do": "renew"}, the certificates; answered with the servers that have not loaded theirs yet
     {"do": "rotate", "name": "client"}, and likewise revoke: the passwords of a role, or of all roles ("")
 """
@@ -49,6 +50,7 @@ Action = Literal[
     "resume",
     "add",
     "remove",
+    "recover",
     "rotate",
     "revoke",
     "renew",
@@ -64,6 +66,8 @@ class ControlRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: int = 1
     kind: str = SERVER
     site: str = ""
+    source: str = ""
+    replace: bool = False
 
 
 class ControlReply(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -138,6 +142,8 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
                 return ControlReply(True, servers=added)
             case "remove":
                 await cluster.remove_host(request.name)
+            case "recover":
+                return ControlReply(True, servers=(await cluster.recover_store(Path(request.source), request.replace),))
             case "renew":
                 return ControlReply(True, servers=await cluster.renew_certificates())
             case "rotate" | "revoke":
@@ -162,6 +168,8 @@ def request(
     count: int = 1,
     kind: str = SERVER,
     site: str = "",
+    source: str = "",
+    replace: bool = False,
     timeout_s: float = ANSWER_TIMEOUT_S,
 ) -> ControlReply:
     """Send a request to the supervisor of a state directory; blocks. Raises NotRunningError without an answer,
@@ -171,7 +179,9 @@ def request(
         with socket.socket(socket.AF_UNIX) as connection, _short_path(directory.socket_file) as path:
             connection.settimeout(timeout_s)
             connection.connect(path)
-            connection.sendall(msgspec.json.encode(ControlRequest(do, name, count, kind, site)) + b"\n")
+            connection.sendall(
+                msgspec.json.encode(ControlRequest(do, name, count, kind, site, source, replace)) + b"\n"
+            )
             data = b"".join(iter(lambda: connection.recv(REQUEST_BYTES_MAX), b""))
         answer = _answers.decode(data)
     except (OSError, msgspec.DecodeError) as error:

@@ -26,6 +26,7 @@ from shoal.cluster.parts import (
     ServerPlan,
     Sites,
     agent_name,
+    answers,
     make_agent,
     make_balancer,
     make_windows_job,
@@ -37,6 +38,7 @@ from shoal.cluster.parts import (
 from shoal.cluster.process import ProcessId
 from shoal.cluster.servers import ServerProgram, port_is_free, replace_users
 from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, write_private
+from shoal.cluster.store_directory import take_in
 from shoal.cluster.users import Users
 from shoal.errors import ClusterError, ConnectError, PortInUseError, ProtocolError
 from shoal.plan.kinds import SERVER, STORE
@@ -251,6 +253,30 @@ class Fleet:
     async def start_stores(self, ids: Sequence[str], site: str = "") -> None:
         """Starts stores, as `start_servers`. A store finds what an earlier one of its id has kept."""
         await self._start_hosts(ids, STORE, site, self._stores)
+
+    async def recover_store(self, store: str, port: int, source: Path, replace: bool) -> None:
+        """Starts a store that is gone again from a directory, at its address. ClusterError if it is alive, unless it
+        is to be replaced because it has lost its data."""
+        if (part := self._stores.get(store)) is not None and not replace:
+            at, password = part.address, self._users.supervisor_password
+            if await answers(at.host, at.port, SUPERVISOR, password, self._supervisor_tls):
+                raise ClusterError(f"store {store} is alive", do="nothing needs to be recovered; see `shoal status`")
+        for name in (agent_name(store), store):
+            if child := self._children.pop(name, None):
+                await child.stop()
+        self._stores.pop(store, None)
+        if not port_is_free(port):
+            raise PortInUseError(
+                f"port {port}, of store {store}, is in use", do="stop the program that uses it, then try again"
+            )
+        await asyncio.to_thread(take_in, source, self.store_directory(store))
+        self._ports_before[store] = port
+        self._kind_of[store] = STORE
+        await self.start_stores([store])
+
+    def store_directory(self, store: str) -> Path:
+        """The directory of a store."""
+        return self._directory_of(store, STORE)
 
     async def _start_hosts(self, ids: Sequence[str], kind: str, site: str, parts: dict[str, ServerPart]) -> None:
         starts = (self._start_server(host, kind, site) for host in ids)

@@ -40,6 +40,7 @@ from shoal.cluster.servers import choose_program
 from shoal.cluster.state import ClusterState, Lock, StateDir, write_private
 from shoal.cluster.status import ClusterStatus as ClusterStatus
 from shoal.cluster.status import SecretStatus, ServerStatus, StoreStatus
+from shoal.cluster.store_directory import mark_store, read_store_mark
 from shoal.cluster.users import Users
 from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator
@@ -348,12 +349,30 @@ class LocalCluster:
         fleet = self._running
         try:
             await fleet.start_stores(ids, site)
+            self._mark_stores()
             self._write_state()
             await fleet.start_agents(ids, self._agent_url)
         except BaseException:
             for store in {*ids} & {*fleet.store_ids}:
                 await fleet.remove_store(store)
             raise
+
+    def _mark_stores(self) -> None:
+        for store in self._running.stores:
+            mark_store(self._running.store_directory(store.id), self._id, store)
+
+    async def recover_store(self, source: Path, replace: bool = False) -> str:
+        """Starts a store of this cluster that is gone again from its directory, or a copy of it; returns its id. With
+        `replace`, also a store that runs, because it has lost its data."""
+        mark = read_store_mark(source)
+        if mark.cluster != self._id:
+            raise ClusterError(f"{source} is of another cluster, {mark.cluster}", do="name a directory of this one")
+        await self._running.recover_store(mark.store, mark.port, source, replace)
+        self._mark_stores()
+        self._write_state()
+        await self._running.start_agents([mark.store], self._agent_url)
+        self._note_change()
+        return mark.store
 
     async def renew_certificates(self) -> tuple[str, ...]:
         """Renews all certificates now; returns the servers that have not loaded theirs yet and will be told again."""
@@ -441,6 +460,7 @@ class LocalCluster:
         await fleet.start_servers(ids)
         stores = [store.id for store in before.stores] if before else []
         await fleet.start_stores([*stores, *fleet.new_ids(max(0, self._first_stores - len(stores)), "q")])
+        self._mark_stores()
         self._started = True
         self._write_state()
         if self._with_agents:

@@ -19,6 +19,7 @@ from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.conductor import Conductor, ConductorView, DropEntry, DropRequest, E, H, P, PutEntry, Q, Steps
+from shoal.plan.refusal import Refusal, add_refusals
 from shoal.plan.ring import Ring
 from shoal.plan.signature import Signer
 
@@ -123,6 +124,16 @@ class ConductorShell(Generic[E, H, P, Q]):
     async def _write(self, writes: Sequence[_Write[E]], fence: Lease | None) -> str | None:
         """Writes the keys that have not changed since; the others are decided again in the next round. Returns why a
         write failed, None if only changed keys were refused."""
+        refusals = [
+            Refusal(write.unit, write.expect, write.reason)
+            for write in writes
+            if isinstance(write, DropRequest) and write.reason
+        ]
+        if refusals:  # first: a command that waits for the end of its request reads the reason then
+            key = keys.refusals_key(self._steps.kind)
+            before = await self._coordinator.get(key)
+            data = add_refusals(self._steps.kind, before.value if before else None, refusals)
+            await self._coordinator.put(key, data, fence=fence)
         outcomes = await self._coordinator.write_all([self._key_write(write) for write in writes], fence=fence)
         refused: list[tuple[_Write[E], CoordinatorError]] = []
         for write, outcome in zip(writes, outcomes, strict=True):

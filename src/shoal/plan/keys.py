@@ -10,6 +10,7 @@ Owns their names, and the encoding of a unit's name in a key. It never touches t
     plan/recorded/<pattern>       a mark: channels that match the pattern are recorded
     moves/<kind>/<unit>           a requested move, until it has ended
     reports/<kind>/<host>         the report of the host's agent about moving units there
+    refusals/<kind>               the last requests that the leader refused, with the reasons
     secrets/agents/<generation>   the secret that all agents share; clients cannot read it
     pool/<server>                 the server's state in the pool, if it is not a normal home: see `Mark`
 
@@ -126,6 +127,11 @@ def reports_prefix(kind: str = CHANNEL) -> str:
 def report_key(host: str, kind: str = CHANNEL) -> str:
     """The key of the report of a host's agent."""
     return reports_prefix(kind) + host
+
+
+def refusals_key(kind: str = CHANNEL) -> str:
+    """The key of the last refused requests of a kind."""
+    return f"refusals/{kind}"
 
 
 def pool_key(server: str) -> str:

@@ -9,6 +9,10 @@ first half of every fencing token, so a queue that was dropped and created again
 version of the key of the request that created the queue: the coordinator gives later requests greater ones. Entries
 are compared by version first, because the revisions of a dropped queue may have grown further than the next version.
 
+When an operator abandons the shards on a store that is gone, the entry gets a new version and places them, empty, on a
+live store: the tokens of the old ones end, and data of the old version is recognized if its store comes back. Stores
+that keep shards (`heirs`) continue under the new version.
+
 A queue that is being dropped has an entry until its stores report that its data is deleted.
 """
 
@@ -60,6 +64,10 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
     """Whether the queue is being dropped: stores delete its data, and clients do not use it."""
     move: ShardMove | None = None
     target: tuple[int, ...] = ()
+    inherits: int = 0
+    """The oldest version whose shards are continued by this one; 0 if none was abandoned."""
+    heirs: tuple[str, ...] = ()
+    """The stores that had shards when others were abandoned last: they continue them under this version."""
 
     @property
     def newness(self) -> int:
@@ -104,6 +112,8 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
             raise ValueError("the shards of a queue name a store that is not listed, or leave one out")
         if len({store.id for store in self.stores}) != len(self.stores):
             raise ValueError("a queue names a store twice")
+        if self.inherits and not self.inherits < self.version:
+            raise ValueError("a queue continues a version that is not older than its own")
         if (self.move is None) != (not self.target):
             raise ValueError("a queue with places to move to has a moving shard")
         if self.move is not None:

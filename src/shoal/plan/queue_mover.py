@@ -105,6 +105,19 @@ def give_up(entry: QueueEntry) -> QueueEntry:
     return _placed(entry, [entry.store_of(shard) for shard in range(len(entry.places))])
 
 
+def abandon(entry: QueueEntry, gone: Sequence[str], target: ServerAddress, version: int) -> QueueEntry:
+    """The entry that places the shards of stores that are gone, empty, on another store, under a new version."""
+    here = [entry.store_of(shard) for shard in range(len(entry.places))]
+    placed = _placed(entry, [target if store.id in gone else store for store in here])
+    return replace(
+        placed,
+        version=version,
+        revision=max(placed.revision, version),
+        inherits=entry.inherits or entry.version,
+        heirs=tuple(dict.fromkeys(store.id for store in here if store.id not in gone)),
+    )
+
+
 def step(phase: ShardPhase | None, event: str) -> ShardPhase | None:
     """The next phase. An event that is not in the table is a bug."""
     try:

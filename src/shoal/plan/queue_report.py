@@ -14,6 +14,9 @@ from shoal.errors import ProtocolError
 from shoal.plan.kinds import QUEUE
 from shoal.plan.move_request import decode_body, encode_body
 
+LOST: Final = "the store has lost the queue"
+"""The trouble of a queue that was on a store and is not there any more."""
+
 
 class QueueStatus(msgspec.Struct, frozen=True, array_like=True):
     """One queue on a store."""

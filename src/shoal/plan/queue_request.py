@@ -1,4 +1,4 @@
-"""Requests about queues: create one, drop it, change its settings, move its shards.
+"""Requests about queues: create one, drop it, change its settings, move its shards, give up shards that are lost.
 
 Owns the records and their stored form. They are in the coordinator at `moves/queue/<name>`, one at a time for each
 queue. Commands and agents write them; the leader's conductor answers them with `shoal.plan.queue_steps`.
@@ -51,7 +51,15 @@ class MoveShards(msgspec.Struct, frozen=True, tag="move"):
     id: str
 
 
-QueueRequest: TypeAlias = CreateQueue | DropQueue | ConfigureQueue | MoveShards
+class AbandonShards(msgspec.Struct, frozen=True, tag="abandon"):
+    """A request to give up the shards of a queue on stores that are gone. They begin again, empty, elsewhere."""
+
+    unit: bytes
+    stores: tuple[str, ...]
+    id: str
+
+
+QueueRequest: TypeAlias = CreateQueue | DropQueue | ConfigureQueue | MoveShards | AbandonShards
 
 _decoder: Final = msgspec.msgpack.Decoder(QueueRequest)
 

@@ -1,20 +1,21 @@
-"""The table of steps of queues: how the leader answers requests to create, configure, move and drop them.
+"""The table of steps of queues: how the leader answers requests to create, configure, move, abandon and drop them.
 
 Owns the next entry of each queue (`shoal.plan.conductor.Steps`). A core without I/O.
 
     create     all shards on the live store with the fewest shards; waits while there is no store
     configure  the same places, new limits
     move       shards go to other stores, one at a time: see `shoal.plan.queue_mover`
+    abandon    the shards of stores that are gone begin again, empty, on a live store, under a new version
     drop       the entry says so until every store of the queue has reported that its data is deleted, then it goes
 
 A request ends when the stores report that they have carried it out. A store that is not alive keeps its queues: they
-are never placed elsewhere without their data.
+are never placed elsewhere without their data, unless an operator abandons them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Final, TypeAlias
 
 from msgspec.structs import replace
@@ -22,10 +23,11 @@ from msgspec.structs import replace
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.kinds import QUEUE
-from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_mover import begin, next_step
+from shoal.plan.queue_entry import QueueEntry, ShardPhase
+from shoal.plan.queue_mover import abandon, begin, next_step
 from shoal.plan.queue_report import QueueReport, decode_queue_report
 from shoal.plan.queue_request import (
+    AbandonShards,
     ConfigureQueue,
     CreateQueue,
     DropQueue,
@@ -77,6 +79,8 @@ class QueueSteps:
                 return self._configure(request, case)
             case MoveShards():
                 return self._move(request, case, around)
+            case AbandonShards():
+                return self._abandon(request, case, around)
 
     def go_on(self, case: QueueCase) -> Step[QueueEntry]:
         """The next phase of a move; the end of a queue that is being dropped, when its data is deleted."""
@@ -141,9 +145,29 @@ class QueueSteps:
             return Step(moving)
         return Step(dropped="" if in_force(case) else None)
 
+    def _abandon(self, request: AbandonShards, case: QueueCase | None, around: QueueAround) -> Step[QueueEntry]:
+        """A move is waited for: it ends, or is given up. Only a move that has switched to a store that is gone cannot
+        end. The request ends when the stores that are alive have the new version."""
+        if case is None or case.entry.dropped:
+            return Step(dropped="there is no such queue")
+        entry, gone = case.entry, request.stores
+        if entry.version == around.number:
+            return Step(dropped="" if in_force(case, around.hosts) else None)
+        if alive := [store for store in gone if store in around.hosts]:
+            return Step(dropped=f"store {alive[0]} is alive")
+        if not any(entry.shards_at(store) for store in gone):
+            return Step(dropped=f"the queue has no shard on store {', '.join(gone)}")
+        move = entry.move
+        if move is not None and not (move.phase is ShardPhase.OPEN and move.destination in gone):
+            return Step()
+        target = least_used(around, {*gone, *((move.source,) if move is not None else ())})
+        if target is None:
+            return Step(dropped="no other store is alive that could take the shards")
+        return Step(abandon(entry, gone, target, around.number))
 
-def in_force(case: QueueCase) -> bool:
-    """Whether every store of the queue has carried out its entry."""
+
+def in_force(case: QueueCase, among: Container[str] | None = None) -> bool:
+    """Whether every store of the queue, or of those `among` them, has carried out its entry."""
     entry = case.entry
     return all(
         (report := case.reports.get(store.id)) is not None
@@ -151,13 +175,14 @@ def in_force(case: QueueCase) -> bool:
         and status.newness >= entry.newness
         and not status.trouble
         for store in entry.stores
+        if among is None or store.id in among
     )
 
 
-def least_used(around: QueueAround) -> ServerAddress | None:
+def least_used(around: QueueAround, without: Container[str] = ()) -> ServerAddress | None:
     """The live store with the fewest shards; None if there is none."""
     shards: Counter[str] = Counter()
     for entry in around.entries.values():
         shards.update(entry.stores[place].id for place in entry.places)
-    live = [store for store in around.hosts if store not in around.leaving]
+    live = [store for store in around.hosts if store not in around.leaving and store not in without]
     return around.hosts[min(live, key=lambda store: (shards[store], store))] if live else None

@@ -388,8 +388,15 @@ class Queue:
 
     def _take_entry(self, entry: QueueEntry) -> None:
         """Use a newer entry."""
-        assert self._entry is not None
-        if entry.version != self._entry.version or entry.newness <= self._entry.newness:
+        if self._entry is None or entry.newness <= self._entry.newness:
+            return
+        if entry.version != self._entry.version:
+            self._forget_places(
+                QueueUnavailableError(
+                    f"an operator has abandoned a store of queue {self.name}, or the queue was created again",
+                    do="put it again; the message may be lost",
+                )
+            )
             return
         self._entry = entry
         self._refresh_delay_s = self._limits.queue_moving_retry_s
@@ -477,7 +484,9 @@ class Queue:
     async def _run(self, path: _StorePath, script: Script, arguments: list[bytes]) -> Any:
         """Run a script. If the queue was dropped, the next call looks for it again."""
         if self._paths.get(path.link.address.id) is not path:
-            raise QueueNotFoundError(f"queue {self.name} was dropped", do="use it again; the first put creates it")
+            raise QueueNotFoundError(
+                f"queue {self.name} was dropped, or an operator abandoned a store of it", do="use it again"
+            )
         try:
             return await path.link.run(script, self._prefix, arguments)
         except QueueNotFoundError as error:

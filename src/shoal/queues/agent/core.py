@@ -6,6 +6,9 @@ Owns the steps of each queue and the report about them. Entries and the store's 
     read --not there--> create --> share --> in force         share: the signed entry is copied to the store,
     read --other limits--> configure --> share                so that clients find it without the coordinator
     read --as it should be--> in force
+    read --an older version, of which this store continues shards--> renew --> share
+    read --an older version that was abandoned--> shut: clients are sent away; the messages stay until the queue comes
+                                                  back to this store, under its new version
     read --dropped, there--> delete, page by page --> unshare --> in force
 
 Then a mover (`shoal.queues.shard_mover`) brings the shards to the state that the entry wants: `ships` has the queues
@@ -32,7 +35,7 @@ import msgspec
 from shoal.logs import get_log
 from shoal.plan.queue_entry import REVISION_BITS, QueueEntry
 from shoal.plan.queue_mover import first_states, settings_at, wanted_states
-from shoal.plan.queue_report import QueueReport, QueueStatus
+from shoal.plan.queue_report import LOST, QueueReport, QueueStatus
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.script_loader import Scripts
@@ -71,6 +74,8 @@ class Step(enum.Enum):
     SHARE = "share"
     DELETE = "delete"
     UNSHARE = "unshare"
+    RENEW = "renew"
+    SHUT = "shut"
     DONE = "done"
 
 
@@ -277,8 +282,18 @@ class StoreAgentCore:
                 yield self._admin(prefix, b"drop", b"%d" % DROP_PAGE)
             case Step.UNSHARE:
                 yield (b"UNLINK", prefix + b"entry")
+            case Step.RENEW:
+                words = [b"%d" % word for word in settings_at(queue.entry, self.store).words(queue.entry.version)]
+                letters = first_states(queue.entry, self.store).encode()
+                yield self._ship(prefix, queue.entry, b"renew", letters, *words)
+            case Step.SHUT:
+                yield self._ship(prefix, queue.entry, b"shut")
             case Step.DONE:
                 return
+
+    def _ship(self, prefix: bytes, entry: QueueEntry, operation: bytes, *arguments: bytes) -> Request:
+        numbers = (b"%d" % entry.version, b"%d" % entry.revision)
+        return (b"EVALSHA", self._scripts.ship.sha, b"1", prefix, operation, *numbers, *arguments)
 
     def _admin(self, prefix: bytes, *arguments: bytes) -> Request:
         return (b"EVALSHA", self._scripts.admin.sha, b"1", prefix, *arguments)
@@ -289,8 +304,10 @@ class StoreAgentCore:
             case Step.READ:
                 conf, copy = replies
                 return self._after_reading(queue, conf, copy, now)
-            case Step.CREATE | Step.CONFIGURE:
+            case Step.CREATE | Step.CONFIGURE | Step.RENEW:
                 return Step.SHARE
+            case Step.SHUT:
+                return Step.READ if queue.named else Step.DONE
             case Step.DELETE:
                 (_, visited), *_ = replies
                 if visited:
@@ -309,8 +326,13 @@ class StoreAgentCore:
         if words is None and not queue.named:
             return Step.DONE if copy is None else Step.UNSHARE
         if words is not None and conf is not None and words[0] != entry.version:
-            if _is_tombstone(conf):
+            if _is_tombstone(conf) or (queue.named and _is_shut(conf)):
                 return Step.DELETE
+            if entry.inherits and words[0] < entry.version:
+                queue.is_here = queue.named
+                if entry.inherits <= words[0] and self.store in entry.heirs:
+                    return Step.RENEW
+                return Step.DONE if _is_shut(conf) else Step.SHUT
             if queue.named:
                 why = f"the store holds version {words[0]} of the queue, the plan says {entry.version}"
                 self._trouble(queue, why, now)
@@ -322,8 +344,8 @@ class StoreAgentCore:
                 return Step.DELETE
             return Step.DONE if copy is None else Step.UNSHARE
         if words is None and "o" in wanted_states(entry, self.store):
-            if queue.status.newness >> REVISION_BITS == entry.version:
-                self._trouble(queue, "the store has lost the queue: restore its directory, or drop the queue", now)
+            if queue.status.newness >> REVISION_BITS == entry.version or self.store in entry.heirs:
+                self._trouble(queue, f"{LOST}: `shoal queue recover`, or drop the queue", now)
                 return Step.READ
             return Step.CREATE
         limits = settings_at(entry, self.store).words(entry.version)
@@ -346,6 +368,12 @@ class StoreAgentCore:
         queue.asked = False
         outdated, queue.outdated = queue.outdated, False
         return outdated
+
+
+def _is_shut(conf: bytes) -> bool:
+    """Whether the queue was abandoned on the store."""
+    letters = conf.split()[CONF_WORDS:]
+    return bool(letters) and {*letters[0]} == {*b"x"}
 
 
 def _is_tombstone(conf: bytes) -> bool:

@@ -140,7 +140,7 @@ local function save_conf()
 end
 
 -- The state of a shard on this store: o open, s sealed (it is being copied to another store), i importing, m moved away,
--- a never here. A line without letters means that all shards are open.
+-- a never here, x abandoned (the plan has placed it elsewhere, without what is here). A line without letters means that all shards are open.
 local function letter_of(shard)
   return shut and string.sub(shut, shard + 1, shard + 1) or 'o'
 end

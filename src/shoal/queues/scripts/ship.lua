@@ -9,6 +9,9 @@
 --     seal shard since              nothing in the shard changes any more; returns the facts of the copy
 --     export shard since cursor     the next cursor, then records from the cursor on
 --     import shard since facts from to records...   add records; returns the cursor up to which all are here
+--     renew letters CONF...         shards of other stores were abandoned, and the queue has a new version: continue
+--                                   under it. Shards that come to this store begin empty
+--     shut                          the shards here were abandoned: nothing is given out or accepted any more
 --     drop shard count              drop up to `count` messages of a shard that is gone; returns whether some are left
 --
 -- A call under an older revision than the store has seen changes nothing: STALE. So calls of a move that was aborted, or
@@ -439,6 +442,30 @@ local function size(shard)
   return {messages, bytes, all, ids}
 end
 
+-- A shard that moved away earlier may have a rest here that is not dropped yet. It was small enough to be moved.
+local function renew(wanted)
+  for number = 0, conf.shards - 1 do
+    local shard, letter = text(number), letter_of(number)
+    if string.sub(wanted, number + 1, number + 1) == 'o' and letter ~= 'o' then
+      if letter == 's' or letter == 'i' then
+        bury_shard(shard)
+      end
+      while has_data(shard) do
+        drop(shard, CHUNK)
+      end
+      set_letter(number, 'o')
+    end
+  end
+  local paused = conf.paused
+  for at, name in ipairs(CONF) do
+    conf[name] = tonumber(ARGV[at + 4])
+  end
+  conf.paused = paused
+  save_conf()
+  save_state()
+  return 1
+end
+
 local refused = load_conf()
 if refused then
   if operation ~= 'place' or string.find(ARGV[5], 'o', 1, true) then
@@ -449,6 +476,15 @@ if refused then
   end
   shut = string.rep('a', conf.shards)
   make_queue()
+elseif (operation == 'renew' or operation == 'shut') and tonumber(version) > conf.version then
+  redis.call('HSET', shards, 'revision', text(revision))
+  if operation == 'shut' then
+    shut = string.rep('x', conf.shards)
+    conf.paused = 1
+    save_conf()
+    return 1
+  end
+  return renew(ARGV[4])
 elseif tonumber(version) ~= conf.version then
   return redis.error_reply('OTHERVERSION ' .. text(conf.version))
 end
@@ -460,7 +496,9 @@ if revision > newest then
   redis.call('HSET', shards, 'revision', text(revision))
 end
 
-if operation == 'place' then
+if operation == 'renew' or operation == 'shut' then
+  return 0 -- it is done already
+elseif operation == 'place' then
   local paused = conf.paused
   for at, name in ipairs(CONF) do
     conf[name] = tonumber(ARGV[at + 5])
