@@ -55,6 +55,10 @@ SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of every Java that tests start, by JAVA_TOOL_OPTIONS. A Java that lives for seconds spends half of its CPU
 time on optimizing code that it runs a few times."""
 
+PLAIN_SPARK: Final = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+"""More of them, which Spark takes as settings: queries of a few rows are interpreted, because to generate and compile
+code for each takes longer. The jobs of `spark-submit` run with Spark's own settings (`SparkCluster`)."""
+
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", untimed, derandomize=True)
 settings.register_profile("random", untimed)
@@ -72,7 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes TLS the default of clusters in this process, and of `shoal up` in others. Chooses Java's compiler."""
-    os.environ.setdefault("JAVA_TOOL_OPTIONS", SHORT_JAVA)
+    os.environ.setdefault("JAVA_TOOL_OPTIONS", f"{SHORT_JAVA} {PLAIN_SPARK}")
     if config.getoption("--cost"):
         config.pluginmanager.register(CpuCost())
     if config.getoption("--tls") or os.environ.get("SHOAL_LOCAL_TLS", "").lower() in ("true", "1"):

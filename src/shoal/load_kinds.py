@@ -15,9 +15,10 @@ from shoal.coordination.acl import STORES
 from shoal.load.kinds import Kinds
 from shoal.plan.queue_steps import QueueSteps
 from shoal.plan.steps import ChannelSteps
+from shoal.queues.queue_kind import QUEUE, STORE
 
-KINDS: Final = Kinds(units=(CHANNEL,), hosts=(SERVER,))
+KINDS: Final = Kinds(units=(CHANNEL, QUEUE), hosts=(SERVER, STORE))
 REGISTRY: Final = Registry(
     load=KINDS,
-    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(), STORES)),
+    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(KINDS), STORES)),
 )

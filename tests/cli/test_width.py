@@ -12,18 +12,23 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 from shoal import cli
 from shoal.cli import bench, bench_match, bench_pipeline, bench_recording, cluster, experiment, plan_audit, top
 from shoal.cli.top import ChannelLoad, ClusterSnapshot, ServerRow
 from shoal.cli.top_balance import BalanceView, MoveRow
+from shoal.cli.top_queues import QueueRow, StoreRow, queue_rows
 from shoal.cluster import background
 from shoal.cluster.cluster_report import ClusterReport, ServerReport
 from shoal.cluster.doctor import Finding
 from shoal.cluster.server_load import ServerLoad
 from shoal.cluster.status import ClusterStatus, ServerStatus
 from shoal.lab.experiments.result import ExperimentResult, Table
+from shoal.load.record import RecordId, TelemetryRecord
+from shoal.load.table import UnitTable
+from shoal.queues.queue_kind import QUEUE, STORE
 
 WIDTH = 80
 
@@ -164,12 +169,31 @@ def test_top(screen: Console) -> None:
     )
     balance = BalanceView(7, {"s1": "returned"}, moves=(move,), pinned=("hot",))
     hot = ChannelLoad("hot", "s1", 1.0, 1.0, 1.0, 1, 1, 0)
-    screen.print(top.render(ClusterSnapshot(0.0, 0.96, 0.96, (busy, away), (channel, hot), balance)))
+    store = StoreRow("q1", "10.20.30.43:6379", None, 1, 0.1, 123, 0.71, 0.55, 12_345_678, None, 1.2e8, 1234)
+    gone = StoreRow("q2", "10.20.30.44:6379", "no telemetry yet")
+    queue = QueueRow("a.long.queue." * 6, ("q1", "q2"), 1_234_567, 12.3, 12345, 9, 123, 9999, 88, 98765.0, 87654.0)
+    queues = (queue, replace(queue, queue="mails", oldest_s=7200.0))
+    given = ClusterSnapshot(0.0, 0.96, 0.96, (busy, away), (channel, hot), balance, (store, gone), queues)
+    screen.print(top.render(given))
     text = text_of(screen)
+    for words in ("71 %", "12.3 MB", "1.23 M", "120 min", "98,765", "87,654", "12.3 s", "9,999", "q1 +1"):
+        assert words in text
+    assert "q2 (10.20.30.44:6379): no telemetry yet" in text
     for words in ("98,765", "123,456", "120 MB/s", "96 %", "55 %", "1,234", "12,345", "returned", "s1 pinned"):
         assert words in text
     assert "s2 (10.20.30.42:6379): no data for 12 s" in text
     assert "pinned, so left alone: hot" in text
+
+
+def test_a_queue_on_two_stores_is_one_row() -> None:
+    def record(store: str, shard: int, **row: float) -> TelemetryRecord:
+        host = dict.fromkeys([column.name for column in STORE.row], 0) | {"interval_s": 2.0}
+        table = UnitTable.of_rows(QUEUE, {b"a/%d" % shard: row, b"a/%d" % (shard + 1): row})
+        return TelemetryRecord(RecordId(store, "a", 1, 1), STORE, host, {QUEUE.name: table})
+
+    given = {"messages": 5, "puts": 10, "dones": 4, "consumers": 3, "dead": 7, "halted": 1, "held": 2, "ready": 1}
+    (row,) = queue_rows([record("q1", 0, **given, oldest_s=1.0), record("q2", 2, **given, oldest_s=9.0)], 5)
+    assert row == QueueRow("a", ("q1", "q2"), 20, 9.0, 8, 4, 3, 14, 2, 20.0, 8.0)
 
 
 def test_bench_channels(screen: Console, monkeypatch: pytest.MonkeyPatch) -> None:

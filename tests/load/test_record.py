@@ -140,9 +140,9 @@ def test_another_version_is_refused_with_what_to_do() -> None:
 
 def test_unknown_kinds_and_other_columns_are_refused() -> None:
     data = encode(shelf_record("one", 1, {b"l": {}}))
-    with pytest.raises(ProtocolError, match=r"a host of kind 'shelf'; this process knows server: upgrade"):
+    with pytest.raises(ProtocolError, match=r"a host of kind 'shelf'; this process knows server, store: upgrade"):
         decode(data, KINDS)
-    with pytest.raises(ProtocolError, match=r"units of kind 'lamp'; this process knows channel: upgrade"):
+    with pytest.raises(ProtocolError, match=r"units of kind 'lamp'; this process knows channel, queue: upgrade"):
         decode(data, Kinds(KINDS.units, (SHELF,)))
     fewer = Kinds((type(LAMP)("lamp", LAMP.columns[:-1], LAMP.costs),), (SHELF,))
     with pytest.raises(ProtocolError, match="other columns for units of kind 'lamp'"):

@@ -37,6 +37,7 @@ from shoal.pipeline.spark.error_translation import explained
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+from shoal.queues.agent.meter import QueueLoad, ShardLoad, StoreMeter, StoreSample
 
 SETTINGS = BalanceSettings()
 SECONDS = 40
@@ -136,6 +137,32 @@ def test_both_ways_give_the_same_tables_on_the_same_telemetry(
     assert kept.num_rows == facts.counters["garbage"]  # nothing is thrown away
     assert (facts.refused_in, facts.refused_kept) == (tmp_path / "refused", kept.num_rows)
     assert facts.refused_only_counted == 0
+
+
+def test_stores_and_queues_give_the_same_tables_both_ways(
+    spark: SparkSession, servers: tuple[RedisServer, RedisServer], streams: tuple[Stream, Stream], tmp_path: Path
+) -> None:
+    meter = StoreMeter("q1", "a", "hall")
+    fill(*streams)
+    streams[0].clear()
+    for at in range(SECONDS):
+        puts = 160 * at
+        state = (0, 0, 0, 50, 5000, 4, 0, 4, 0, 0, 0, 0, 0, 0, puts, 100 * puts, puts // 2)
+        shards = {
+            shard: ShardLoad(2, 1, 0, puts * (shard + 1) // 3, puts // 4, 9, 2, BASE_S * 10**6) for shard in (0, 1)
+        }
+        sample = StoreSample(float(at), "run", at / 4, None, at * 1000, 3, 10**6, 10**7)
+        load = QueueLoad(state, 2, 1, 0, shards)
+        record = meter.close_second(BASE_S + at, BASE_S + at + 1.0, sample, {b"orders": load})
+        streams[0].add_raw((BASE_S + at + 1) * 1000 + 50, record.id.encode(), encode(record))
+    windows, _ = in_process(*servers)
+    found, _ = on_spark(spark, tmp_path, *servers)
+    assert found == {window.start_s: window.to_bytes() for window in windows}
+    rows = windows[2].units_of("queue").to_pylist()
+    assert [(row["unit"], row["host"], row["host_kind"], row["puts"]) for row in rows] == [
+        (b"orders/0", "q1", "store", 53.0),
+        (b"orders/1", "q1", "store", 107.0),
+    ]
 
 
 def test_records_that_are_not_kept_are_counted(

@@ -15,8 +15,10 @@ from shoal.queues.settings import ConsumerSettings
 class Driver:
     """A consumer, and a store's part of the conversation."""
 
-    def __init__(self, **settings: Any) -> None:
-        self.core = ConsumerCore("orders", b"c", 1, 10.0, ConsumerSettings(**settings), DEFAULT_LIMITS)
+    def __init__(self, group: list[ConsumerCore] | None = None, **settings: Any) -> None:
+        self.core = ConsumerCore(
+            "orders", b"c", 1, 10.0, ConsumerSettings(**settings), DEFAULT_LIMITS, group=[] if group is None else group
+        )
         self.now = 100.0
         self.counter = 10
 
@@ -29,10 +31,15 @@ class Driver:
         return [tuple(words[at : at + 7]) for at in range(9, len(words), 7)]
 
     def reply(
-        self, results: tuple[Any, ...] = (), grants: tuple[Any, ...] = (), kept: tuple[Any, ...] = (), **counts: int
+        self,
+        results: tuple[Any, ...] = (),
+        grants: tuple[Any, ...] = (),
+        kept: tuple[Any, ...] = (),
+        shards: bytes = b"",
+        **counts: int,
     ) -> None:
         now = {"joined": 0, "ready": 0, "hungry": 0, "consumers": 1, "owned": 0, "due_ms": -1, "paused": 0, **counts}
-        self.core.reply([*now.values(), [*results], [*grants], [*kept], self.counter], self.now)
+        self.core.reply([*now.values(), [*results], [*grants], [*kept], self.counter, shards], self.now)
 
     def job(self) -> JobCore:
         found = self.core.next_job(self.now)
@@ -118,7 +125,7 @@ def test_nothing_starts_when_the_lease_may_be_over() -> None:
     driver = Driver()
     driver.turn()
     driver.reply(grants=(grant(b"a", 1, b"a1"),))
-    driver.now += 7.5
+    driver.now += 7.0
     assert driver.core.lease_runs(driver.now)
     driver.now += 0.2
     assert driver.core.next_job(driver.now) is None, "two jumps of the store's clock may have ended it"
@@ -261,3 +268,127 @@ def test_delays_count_within_a_window_and_load_weighs_keys() -> None:
     assert meter.delays == 4
     assert meter.is_slow(14.0)
     assert load_of(2.0, 3, 1, settings) == 2.0 * (3 + settings.partition_weight)
+
+
+# Shards that move
+
+
+def two_stores() -> tuple[Driver, Driver]:
+    """A consumer that holds the key `a` of shard 0 on its first store: a1 runs, a2 waits."""
+    group: list[ConsumerCore] = []
+    old, new = Driver(group), Driver(group)
+    for driver in (old, new):
+        driver.turn()
+        driver.reply()
+        driver.core.disconnected(driver.now)
+    old.turn()
+    old.reply(grants=(grant(b"a", 11, b"a1", b"a2"),))
+    return old, new
+
+
+def test_a_key_of_a_sealed_shard_starts_nothing_and_goes_on_when_the_new_store_confirms_it() -> None:
+    old, new = two_stores()
+    job = old.job()
+    held_until = old.core._lease_until
+    old.now += 3.0
+    old.turn()
+    old.reply(results=([1, 2],), shards=b"so")
+    old.core.done(job, old.now)
+    assert old.core.next_job(old.now) is None
+    assert old.core.holds(job.key, held_until - 0.1)
+    assert not old.core.holds(job.key, held_until + 0.1), "turns after the seal do not extend its lease"
+    assert old.operations(old.turn()) == [], "what the application reports waits"
+    old.reply(shards=b"so")
+    moved = old.core.release_shards([b"0"], old.now)
+    assert [key.key for key in moved] == [b"a"]
+    new.core.adopt(moved, new.now)
+    assert job.key.core is new.core
+    assert new.core.next_job(new.now) is None
+    words = new.turn()
+    assert new.operations(words)[0][:5] == (b"D", b"0", b"a", b"1.11", b"1")
+    new.reply(results=([4, 0], [4, 0]), shards=b"ia")
+    assert not job.settled
+    new.now += 1.0
+    words = new.turn()
+    assert new.operations(words) == []
+    new.reply(shards=b"oa")
+    assert new.operations(new.turn())[0][:5] == (b"D", b"0", b"a", b"1.11", b"1")
+    new.reply(results=([1, 1], [1, 0]), shards=b"oa")
+    assert new.core.settled == [job]
+    assert job.error is None
+    assert new.job().body == b"a2"
+
+
+def test_an_operation_on_its_way_is_answered_by_the_old_store() -> None:
+    old, new = two_stores()
+    job = old.job()
+    old.core.done(job, old.now)
+    old.turn()
+    assert old.core.release_shards([b"0"], old.now) == []
+    old.reply(results=([2, 0],), shards=b"mo")  # carried out before the seal: it was the last message
+    assert job.settled
+    assert job.error is None
+    assert old.core.held == 0
+    assert new.core.held == 0
+
+
+def test_a_key_does_not_wait_for_an_old_store_for_longer_than_its_lease() -> None:
+    old, new = two_stores()
+    job = old.job()
+    old.core.done(job, old.now)
+    old.turn()
+    old.core.turn_lost(old.now)
+    assert old.core.release_shards([b"0"], old.now) == []
+    (key,) = old.core.release_shards([b"0"], old.now + 10.0)
+    assert key.uncertain
+    new.core.adopt([key], new.now)
+    assert new.operations(new.turn())[0][:5] == (b"D", b"0", b"a", b"1.11", b"1")
+
+
+def test_two_stores_may_give_the_same_token_to_two_keys() -> None:
+    old, new = two_stores()
+    new.turn()
+    new.reply(grants=(grant(b"b", 11, b"b1"),))
+    new.core.adopt(old.core.release_shards([b"0"], old.now), new.now)
+    assert new.core.held == 2
+
+
+def test_a_key_that_one_core_holds_is_not_taken_by_another_that_lists_it() -> None:
+    _old, new = two_stores()
+    new.core.disconnected(new.now)
+    new.turn()
+    new.reply(kept=([b"0", b"a", b"1.11", 0, 0, 2, 0],))
+    assert new.core.held == 0
+
+
+def test_a_shard_that_opens_may_bring_keys_whose_grant_was_lost() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(shards=b"io")
+    driver.core.disconnected(driver.now)
+    driver.turn()
+    driver.reply(shards=b"oo")
+    assert driver.turn()[8] == b"R"
+    driver.reply(kept=([b"0", b"a", b"1.9", 0, 0, 2, 0],))
+    assert driver.core.held == 1
+
+
+def test_stores_share_what_a_consumer_may_hold() -> None:
+    group: list[ConsumerCore] = []
+    one, two = Driver(group, max_in_flight=4), Driver(group, max_in_flight=4)
+    assert one.turn()[5] == b"4"
+    assert two.turn()[5] == b"0", "the other turn may bring four"
+    one.reply(grants=(grant(b"a", 11, b"a1"),))
+    two.reply()
+    two.core.disconnected(two.now)
+    assert two.turn()[5] == b"3"
+
+
+def test_a_start_that_was_reported_ahead_does_not_count_if_the_consumer_leaves_before_it() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1", suspect=1),))
+    assert driver.operations(driver.turn())[0][0] == b"S"
+    driver.reply(results=([1, 1],))
+    driver.core.leave(driver.now)
+    assert driver.operations(driver.turn()) == [(b"G", b"0", b"a", b"1.1", b"0", b"F", b"U")]

@@ -15,8 +15,8 @@ def producer() -> ProducerCore:
     return ProducerCore("orders", b"p", 1, LIMITS)
 
 
-def message(body: bytes = b"m", waits: bool = False, key: bytes = b"k") -> Outgoing:
-    return Outgoing(0, key, b"", 0, body, waits, give_up_at=10.0)
+def message(body: bytes = b"m", waits: bool = False, key: bytes = b"k", shard: int = 0) -> Outgoing:
+    return Outgoing(shard, key, b"", 0, body, waits, give_up_at=10.0)
 
 
 def bodies(arguments: list[bytes] | None) -> list[bytes]:
@@ -79,3 +79,16 @@ def test_messages_that_wait_for_room_keep_their_place_and_are_not_sent_at_once()
     decided = core.answered(b"FB", 30, 10.0)
     assert [type(one.outcome) for one in decided] == [QueueFullError] * 2, "their time is over"
     assert core.idle
+
+
+def test_messages_of_a_shard_that_is_not_open_are_given_back_in_order_with_those_behind_them() -> None:
+    core = producer()
+    core.add([message(b"a", shard=1), message(b"b"), message(b"c", shard=1), message(b"d"), message(b"e", shard=1)])
+    core.next_batch(0.0)
+    assert core.has_shard(1)
+    decided = core.answered(b"MAM", 7, 0.0)
+    assert [one.body for one in decided] == [b"b"]
+    assert [one.body for one in core.moved] == [b"a", b"c", b"e"]
+    core.moved.clear()
+    assert not core.has_shard(1)
+    assert bodies(core.next_batch(0.0)) == [b"d"]

@@ -28,7 +28,8 @@ class SparkCluster:
         self._bin = Path(pyspark.__file__).parent / "bin"
         self._directory = directory
         cached = ClassCache.of(find_java()).option()  # Java says on standard output if a program has other classes
-        java = (os.environ.get("JAVA_TOOL_OPTIONS"), cached, "-Xlog:cds*=off")
+        given = os.environ.get("JAVA_TOOL_OPTIONS", "").split()
+        java = (*(word for word in given if not word.startswith("-Dspark.")), cached, "-Xlog:cds*=off")
         self._environ = {
             **os.environ,
             "JAVA_TOOL_OPTIONS": " ".join(filter(None, java)),

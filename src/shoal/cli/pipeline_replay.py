@@ -33,10 +33,12 @@ def add(jobs: Subparsers) -> None:
         run,
         "publish the messages of an archive again",
         example="shoal pipeline replay --archive archive/ --channel 'orders.*' --since 1d --speed 10\n"
-        "shoal pipeline replay --archive s3://bucket/shoal --speed max --to 'test.*' --checkpoint replay/ --json",
+        "shoal pipeline replay --archive s3://bucket/shoal --speed max --to 'test.*' --checkpoint replay/ --json\n"
+        "shoal pipeline replay --archive archive/ --speed max --queue orders --key customer --checkpoint replay/",
         description="Publish the messages of an archive again, in the order of each publisher and channel, with their "
         "attributes and an id (attribute shoal_id) that is the same in each replay. By default orders.eu is replayed "
-        "into replay.orders.eu. Needs no Spark. The exit status is 0 if servers have confirmed all messages.",
+        "into replay.orders.eu. With --queue they are put into a queue, which drops repeated ones by their ids. Needs "
+        "no Spark. The exit status is 0 if servers have confirmed all messages.",
     )
     add_recorded_flags(parser)
     parser.add_argument(
@@ -47,6 +49,10 @@ def add(jobs: Subparsers) -> None:
         default=TO_DEFAULT,
         metavar="NAME",
         help="channel to publish to; * is the original name (default %(default)s)",
+    )
+    parser.add_argument("--queue", metavar="NAME", help="put the messages into this queue instead")
+    parser.add_argument(
+        "--key", metavar="ATTRIBUTE", help="attribute with the key of a message in the queue (default: its channel)"
     )
     parser.add_argument(
         "--into-recorded",
@@ -68,14 +74,28 @@ def run(args: argparse.Namespace) -> int:
     from shoal.pipeline.archive_order import ArchiveOrder
     from shoal.pipeline.event_archive import TimeSpan
     from shoal.pipeline.job_folders import locked
-    from shoal.pipeline.replay import Checkpoint, Pace, ReplayPlan, first_state, read_speed
+    from shoal.pipeline.replay import TO_DEFAULT, Checkpoint, Pace, ReplayPlan, first_state, read_speed
 
     archive = args.archive or args.settings.archive_dir
     if not archive:
         raise ConfigError("no archive given", do="give --archive PATH, or set archive_dir")
+    if args.queue is None and args.key is not None:
+        raise ConfigError("--key is for queues", do="give --queue too")
+    if args.queue is not None and (args.to != TO_DEFAULT or args.into_recorded):
+        raise ConfigError(
+            "--queue is given with --to or --into-recorded, which are for channels", do="give one of them"
+        )
     pace, span = Pace(read_speed(args.speed)), time_span(args)
     location = ArchiveLocation.of(archive)
-    plan = ReplayPlan(archive=location.url, channel=args.channel, since=args.since, until=args.until, to=args.to)
+    plan = ReplayPlan(
+        archive=location.url,
+        channel=args.channel,
+        since=args.since,
+        until=args.until,
+        to=args.to,
+        queue=args.queue,
+        key=args.key,
+    )
     with contextlib.nullcontext() if args.checkpoint is None else locked(args.checkpoint):
         checkpoint = Checkpoint(args.checkpoint)
         state = checkpoint.read(plan)
@@ -105,12 +125,17 @@ async def _replay(
 ) -> None:
     from shoal.bus import connect
     from shoal.cli.channels import cluster_url
-    from shoal.pipeline.replay import ChannelTarget, Replay
+    from shoal.pipeline.queue_target import QueueTarget
+    from shoal.pipeline.replay import ChannelTarget, Replay, Target
 
     url = cluster_url(args.url, args.settings, servers=True)
     async with connect(url, limits=args.settings.limits, name="shoal-replay") as bus:
-        recorded = await bus.recorded_patterns()
-        target = ChannelTarget(bus, args.to, recorded, into_recorded=args.into_recorded)
+        target: Target
+        if args.queue is None:
+            recorded = await bus.recorded_patterns()
+            target = ChannelTarget(bus, args.to, recorded, into_recorded=args.into_recorded)
+        else:
+            target = QueueTarget(bus.queue(args.queue), args.key)
         await Replay(order, target, pace, state, checkpoint).run(progress)
 
 
@@ -139,7 +164,8 @@ def _facts(args: argparse.Namespace, state: ReplayState, pace: Pace, messages: i
     gaps, missing = state.numbers.gaps()
     return {
         "archive": state.plan.archive,
-        "to": state.plan.to,
+        "to": state.plan.to if state.plan.queue is None else None,
+        "queue": state.plan.queue,
         "speed": args.speed,
         "messages": state.messages,
         "bytes": state.bytes,
@@ -157,7 +183,7 @@ def _facts(args: argparse.Namespace, state: ReplayState, pace: Pace, messages: i
 
 def _text(facts: dict[str, Any]) -> str:
     lines = [
-        f"{facts['messages']} messages replayed into {facts['to']}, {facts['bytes']} bytes, "
+        f"{facts['messages']} messages replayed into {facts['queue'] or facts['to']}, {facts['bytes']} bytes, "
         f"{facts['seconds']:.1f} s, all confirmed"
     ]
     if facts["lateness_ms_p50"] is not None:

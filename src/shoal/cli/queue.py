@@ -32,7 +32,7 @@ KEY_WIDTH: Final = 28
 """Columns of a key in a table."""
 _EXAMPLE: Final = """shoal queue put orders '{"order": 7}' --key customer-17
 shoal queue take orders --count 1
-shoal queue stats orders --keys"""
+shoal queue stats orders --keys --json"""
 
 
 def register(subparsers: Subparsers) -> None:

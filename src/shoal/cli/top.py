@@ -1,7 +1,7 @@
-"""`shoal top`: live load by server, the busiest channels, and the balancer's actions.
+"""`shoal top`: live load by server, the busiest channels, stores and queues, and the balancer's actions.
 
-Owns the view. It reads the last record of each server's telemetry stream once per second, and the balancer's records in
-the coordinator (`top_balance`); it measures nothing.
+Owns the view. It reads the last record of each server's and store's telemetry stream once per second (`top_queues` has
+the rows of stores), and the balancer's records in the coordinator (`top_balance`); it measures nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from shoal.cli.output import Subparsers, add_command, console, plural, result
 from shoal.cli.plan_pin import printable
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance, table
+from shoal.cli.top_queues import QueueRow, StoreRow, queue_rows, render_queues, store_row, stores_of
 from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
 from shoal.load.kinds import CHANNEL
 
@@ -83,6 +84,9 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     servers: tuple[ServerRow, ...]
     channels: tuple[ChannelLoad, ...]
     balance: BalanceView | None
+    stores: tuple[StoreRow, ...] = ()
+    queues: tuple[QueueRow, ...] = ()
+    """Those with most messages first."""
 
 
 class Source:
@@ -96,6 +100,7 @@ class Source:
         verifier: Verifier,
     ) -> None:
         self.servers = servers
+        self.stores: tuple[ServerAddress, ...] = ()
         self.login = login
         self._coordinator = coordinator
         self._verifier = verifier
@@ -112,6 +117,7 @@ class Source:
             if stored is not None:
                 ring: Ring = self._verifier.ring(stored.value)
                 self.servers = ring.servers
+                self.stores = await stores_of(self._coordinator, self._verifier)
                 return await self._balance.look(ring)
         return None
 
@@ -124,9 +130,9 @@ def register(subparsers: Subparsers) -> None:
         run_top,
         "show live load by server and channel, and the balancer's actions",
         example="shoal top\nshoal top --once --json",
-        description="Show the load by server and the busiest channels, every second, from the agents' telemetry; "
-        "and the balancer's last plans and moves with their reasons, and joining and leaving servers, from "
-        "the coordinator.",
+        description="Show the load by server and the busiest channels, and by store and queue, every second, from the "
+        "agents' telemetry; and the balancer's last plans and moves with their reasons, and joining and leaving "
+        "servers, from the coordinator.",
     )
     parser.add_argument("--once", action="store_true", help="show one snapshot and exit (also with --json alone)")
     parser.add_argument("--seconds", type=float, metavar="N", help="exit after N seconds (default: on Ctrl-C)")
@@ -218,6 +224,7 @@ async def look(source: Source, channels_max: int) -> ClusterSnapshot:
     """Read the plan from the coordinator, and the last record of all servers in parallel."""
     balance = await source.look()
     servers, channels = await asyncio.to_thread(_loads, source, channels_max)
+    stores, queues = await asyncio.to_thread(_store_loads, source, channels_max)
     ratios = [load.load_ratio for load in servers if load.load_ratio is not None and load.trouble is None]
     return ClusterSnapshot(
         at=time.time(),
@@ -226,7 +233,25 @@ async def look(source: Source, channels_max: int) -> ClusterSnapshot:
         servers=tuple(servers),
         channels=tuple(channels),
         balance=balance,
+        stores=tuple(stores),
+        queues=queues,
     )
+
+
+def _store_loads(source: Source, queues_max: int) -> tuple[list[StoreRow], tuple[QueueRow, ...]]:
+    if not source.stores:
+        return [], ()
+    with ThreadPoolExecutor(max_workers=min(len(source.stores), 32)) as pool:
+        found = list(pool.map(lambda store: _last_record(source, store), source.stores))
+    now = time.time()
+    stores, records = list[StoreRow](), list["TelemetryRecord"]()
+    for store, (written_at, record, trouble) in zip(source.stores, found, strict=True):
+        if record is None:
+            stores.append(StoreRow(store.id, f"{store.host}:{store.port}", trouble))
+        else:
+            stores.append(store_row(store, record, now - written_at, STALE_S))
+            records += [record] if now - written_at < STALE_S else []
+    return stores, queue_rows(records, queues_max)
 
 
 def _loads(source: Source, channels_max: int) -> tuple[list[ServerRow], list[ChannelLoad]]:
@@ -357,7 +382,8 @@ def render(snapshot: ClusterSnapshot) -> Group:
             *(str(channel.publishers), str(channel.subscribers), str(channel.pattern_subscribers)),
         )
     balance = render_balance(snapshot.balance) if snapshot.balance else ()
-    return Group(servers, *troubles, Text(), channels, Text(), *balance)
+    queues = render_queues(snapshot.stores, snapshot.queues)
+    return Group(servers, *troubles, Text(), channels, Text(), *queues, *balance)
 
 
 def _count(value: float | None) -> str:

@@ -200,12 +200,12 @@ def render_balance(view: BalanceView) -> list[RenderableType]:
 
 
 def table(title: str, left: tuple[str, ...], right: tuple[str, ...]) -> Table:
-    """A table without borders, so that it fits 80 columns; long names in the column `channel` take several lines."""
+    """A table without borders, so that it fits 80 columns; long names of channels and queues take several lines."""
     from rich.table import Table
 
     found = Table(title=title, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in left:
-        found.add_column(heading, no_wrap=heading != "channel", overflow="fold")
+        found.add_column(heading, no_wrap=heading not in ("channel", "queue"), overflow="fold")
     for heading in right:
         found.add_column(heading, justify="right", no_wrap=True)
     return found

@@ -60,8 +60,8 @@ _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 QUEUE_KEYS: Final = "__shoal:q:"
 """Prefix of the keys and inboxes of queues on a store."""
 _SCRIPT_COMMANDS: Final = (
-    "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hkeys +hlen +hscan +lpush "
-    "+rpush +lpop +llen +lindex +lrange +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem "
+    "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hincrby +hkeys +hlen +hscan "
+    "+lpush +rpush +lpop +llen +lindex +lrange +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem "
     "+sismember +smembers +scard +xadd +xlen +xrange +xdel"
 )
 """The commands that the scripts of queues call."""
@@ -161,9 +161,9 @@ def store_rights(role: str, scripts: Mapping[str, str]) -> str:
     if role == CLIENT:
         return f"{use} +subscribe +unsubscribe"
     if role in (READER, PIPELINE):
-        return f"~{QUEUE_KEYS}* {_BASE} +info +get +xrange +xlen +xread +xinfo|stream"
+        return f"~{QUEUE_KEYS}* {_TELEMETRY} {_BASE} +info +get +xrange +xrevrange +xlen +xread +xinfo|stream"
     if role == AGENT:
-        return f"{use} +info +client|list +client|kill"
+        return f"{use} {_TELEMETRY} +info +client|list +client|kill"
     if role == ADMIN:
         return f"{use} +subscribe +unsubscribe +info +client|list +client|kill +config|get +shutdown"
     raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")

@@ -200,7 +200,7 @@ class BalancerShell:
                 "balancer started", policy=self._options.policy, auto=self._options.auto, moved_before=len(moved_at)
             )
         core = self._core
-        self._reader.follow(leading.ring.servers if leading.ring else ())
+        self._reader.follow((*(leading.ring.servers if leading.ring else ()), *self._store.other_hosts))
         for news in self._news:
             news(core)
         self._news.clear()

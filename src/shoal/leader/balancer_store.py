@@ -26,6 +26,7 @@ from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import MoveRequest, decode_request, encode_body
+from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 
 ANSWERS_MAX: Final = 64
@@ -89,9 +90,16 @@ class BalancerStore:
     def others(self) -> dict[str, Units]:
         """Entries and requests of other kinds of units; a copy."""
         return {
-            kind: Units(dict(unit.entries.values), dict(unit.requests.values), unit.live_hosts)
+            kind: Units(
+                dict(unit.entries.values), dict(unit.requests.values), frozenset(host.id for host in unit.hosts)
+            )
             for kind, unit in self._others.items()
         }
+
+    @property
+    def other_hosts(self) -> tuple[ServerAddress, ...]:
+        """The live hosts of other kinds of units."""
+        return tuple(host for unit in self._others.values() for host in unit.hosts)
 
     @property
     def marks(self) -> dict[str, Mark]:
@@ -226,9 +234,9 @@ class _UnitMirrors:
         self.mirrors += [self._hosts] if self._hosts else []
 
     @property
-    def live_hosts(self) -> frozenset[str]:
+    def hosts(self) -> tuple[ServerAddress, ...]:
         """The live hosts of the kind's group."""
-        return frozenset(self._hosts.hosts or ()) if self._hosts else frozenset()
+        return tuple((self._hosts.hosts or {}).values()) if self._hosts else ()
 
     def _read_entry(self, key: str, stored: Versioned) -> tuple[bytes, Any] | None:
         try:

@@ -9,9 +9,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Callable
+from importlib.abc import MetaPathFinder
 
 import msgspec
+import pyarrow as pa
 
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.registry import Registry
@@ -110,9 +113,29 @@ async def balance(
         await leader.run(balancing.run())
 
 
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        """Finds nothing; pandas is not there."""
+        if fullname == "pandas":
+            raise ModuleNotFoundError("pandas is not used here", name=fullname)
+
+
+def leave_pandas_out() -> None:
+    """Keeps pyarrow from loading pandas. It looks for pandas once, when it converts something for the first time, and
+    loads it if it is installed: 0.2 CPU seconds and 50 MB that a balancer has no use for."""
+    finder = _NoPandas()
+    sys.meta_path.insert(0, finder)
+    try:
+        pa.array([None])
+    finally:
+        sys.meta_path.remove(finder)
+
+
 def run_balancer(setup: BalancerSetup) -> None:
     """Runs a balancer on uvloop until SIGTERM or SIGINT."""
     import uvloop
+
+    leave_pandas_out()
 
     async def main() -> None:
         task = asyncio.current_task()

@@ -1,6 +1,6 @@
-"""Reads the telemetry streams of all servers.
+"""Reads the telemetry streams of all servers and stores.
 
-Owns one reading task for each server, and a bounded buffer of the records. Does not decode them: `shoal.load.fold`
+Owns one reading task for each of them, and a bounded buffer of the records. Does not decode them: `shoal.load.fold`
 does.
 """
 

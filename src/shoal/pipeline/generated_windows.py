@@ -125,4 +125,6 @@ def _window(
         "connections": of_hosts(int(traffic.clients), pa.int64()),
         "complete": np.ones(channels + hosts, np.bool_),
     }
-    return LoadWindow(start_s, start_s + WINDOW_S, pa.table(given, schema=window_schema(KINDS)))
+    schema = window_schema(KINDS)
+    given |= {field.name: pa.nulls(channels + hosts, field.type) for field in schema if field.name not in given}
+    return LoadWindow(start_s, start_s + WINDOW_S, pa.table(given, schema=schema))

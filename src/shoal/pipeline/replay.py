@@ -1,6 +1,7 @@
 """Replays an archive: publishes its messages again, in their order, at their original speed, faster, or at once.
 
-Owns the pace, the ids and the checkpoint. `archive_order` has the order; a `Target` publishes.
+Owns the pace, the ids and the checkpoint. `archive_order` has the order; a `Target` publishes: to channels, or into a
+queue (`queue_target`).
 
 One process does it. A schedule has one clock, and the order of a publisher's messages has one sender: with several
 tasks, each would have its own clock and its own connections, and a faster one would run ahead of the others.
@@ -101,6 +102,10 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     since: str | None
     until: str | None
     to: str
+    queue: str | None = None
+    """The queue that is replayed into, instead of channels."""
+    key: str | None = None
+    """The attribute with the key of a message in the queue."""
 
 
 class ReplayState(msgspec.Struct, kw_only=True):

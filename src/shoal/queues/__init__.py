@@ -12,6 +12,8 @@ one shell each. docs/protocol-queues.md has the layout, the rules and the reason
     settings.py         the settings of a consumer; the limits of a queue are in its plan entry
     message_format.py   a message as it is stored, and valid names
     store_link.py       the connection to a store
+    shard_mover.py      the mover's core: what a store's agent does with the shards of a queue
+    mover_shell.py      its shell
     agent/              the process beside a store: creates and drops queues as their plan entries say
     script_loader.py    the Lua scripts that run on a store, and the rules in them
     scripts/            their texts

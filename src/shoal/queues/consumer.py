@@ -25,7 +25,7 @@ from typing import Any, Final
 from shoal.errors import ConsumerInactiveError, DeadLettersFullError, JobLostError, QueueError
 from shoal.limits import Limits
 from shoal.queues.assignment import FRONT, DelayMeter, Situation, keys_to_give, load_of
-from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
+from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules, rule
 
 WAKE_POLL: Final = rule("wake_poll", "A consumer calls the store again by itself, even if nothing is pushed to it.")
@@ -389,7 +389,7 @@ class ConsumerCore:
         joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
         self._asked = 0
-        self._take_shut(more[0] if more else b"")
+        self._take_shut(more[0] if more else b"", now)
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
         if joined and self._member:
@@ -398,7 +398,7 @@ class ConsumerCore:
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
         self._member = True
-        safe_s = (self._lease_s - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
+        safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
         self._lease_until = self._sent_at + safe_s
         self._renew_at = self._sent_at + self._lease_s / 3
         self._poll_at = now + self._limits.queue_poll_s
@@ -522,10 +522,14 @@ class ConsumerCore:
             core.in_flight + (core._asked if core is not self else 0) for core in self._group
         )
 
-    def _take_shut(self, letters: bytes) -> None:
+    def _take_shut(self, letters: bytes, now: float) -> None:
         """The state of each shard on this store. The keys of a shard that is not open keep the lease of the turn before
-        this one: the new store gives them a full lease later than that."""
+        this one: the new store gives them a full lease later than that. A shard that has opened may have brought keys
+        that this consumer was given at the old store in a reply or a push that was lost: the next turn asks."""
+        before = self.shut
         self.shut = frozenset(b"%d" % shard for shard, letter in enumerate(letters) if letter != _OPEN)
+        if before - self.shut:
+            self.disconnected(now)
         for key in self._keys.values() if MOVE_CONFIRM in self._rules else ():
             if key.shard in self.shut and key.lease_until is None:
                 key.lease_until = self._lease_until
@@ -546,8 +550,10 @@ class ConsumerCore:
                 words += (_FAIL, *head, b"%d" % delay_ms, reason.encode(errors="replace"))
                 sent.append((_FAIL, key, key.done, job))
                 continue
-            if key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules):
-                words += (_GIVE, *head, key.give, b"" if key.handed else _UNSTARTED)
+            unstarts = self._leaving and key.start_reported and not key.handed
+            gives = key.give is not None and (not key.is_running or GIVE_AT_BOUNDARY not in self._rules)
+            if gives or unstarts:
+                words += (_GIVE, *head, key.give or FRONT, b"" if key.handed else _UNSTARTED)
                 sent.append((_GIVE, key, key.done, None))
                 continue
             starts = (key.running is not None and not key.start_reported) or (key.suspect and bool(key.bodies))
@@ -580,7 +586,7 @@ class ConsumerCore:
         if status == MOVING:
             key.lease_until = 0.0 if key.lease_until is None else key.lease_until
             return
-        if status == HELD:
+        if status == HELD and key.shard not in self.shut:  # a turn that comes again may be answered from memory
             key.lease_until = None
         if code == _EXTEND:
             if job is not None and job.extending:

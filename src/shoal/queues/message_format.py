@@ -123,3 +123,21 @@ def read_parts(data: bytes, shards: int) -> list[bytes]:
     if not _TOKEN.fullmatch(token) or not all(map(_NUMBER.fullmatch, numbers)):
         raise ProtocolError("a pushed job has invalid numbers")
     return parts
+
+
+def put_us_of(begin: bytes) -> int | None:
+    """When a message was put, from its first bytes (number and id need at most 300); None if they are too few, or of no
+    message."""
+    try:
+        data = memoryview(begin)
+        at = 1
+        for _ in range(2):
+            size = {0xC4: 1, 0xC5: 2, 0xC6: 4}[data[at]]
+            at += 1 + size + int.from_bytes(data[at + 1 : at + 1 + size], "big")
+        if data[at] < 0x80:
+            return data[at]
+        size = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}[data[at]]
+        digits = bytes(data[at + 1 : at + 1 + size])
+        return int.from_bytes(digits, "big") if len(digits) == size else None
+    except (KeyError, IndexError):
+        return None

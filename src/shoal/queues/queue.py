@@ -50,7 +50,7 @@ REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
 STATE_FIELDS: Final = (
     "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
-    "generation_at", "buried", "producers", "producers_at",
+    "generation_at", "buried", "puts", "put_bytes", "dones", "producers", "producers_at",
 )  # fmt: skip
 """The numbers of a queue's `state` key, in the order of the scripts."""
 

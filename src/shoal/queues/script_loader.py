@@ -33,8 +33,6 @@ RULES: Final[tuple[Rule, ...]] = (
     rule("delayed_order", "A delayed message joins the tail of its key."),
     rule("retry_holds_key", "A key whose head failed waits for the retry, then becomes ready."),
     rule("fencing", "An operation under an old token changes nothing."),
-    rule("late_batch", "A batch that arrives after a later one of its producer stores nothing."),
-    rule("late_turn", "A turn that arrives after a later one of its consumer changes nothing."),
     rule("move_seal", "Nothing in a shard changes while it is copied to another store."),
     rule("move_dedupe", "The ids of messages move with their shard."),
     rule("move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."),

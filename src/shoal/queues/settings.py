@@ -15,6 +15,9 @@ from shoal.errors import ConfigError
 CLOCK_STEP_S: Final = 1.0
 """The queue's clock advances by at most this much in a call (`CLOCK_STEP_MS_MAX` in the scripts)."""
 
+LEASE_STEP_S: Final = 0.5
+"""A turn renews a lease that is at least this old (`LEASE_STEP_MS` in the scripts); a younger one stays as it is."""
+
 
 IN_FLIGHT_MAX: Final = 4096
 """Keys that one consumer can hold, and messages that one turn can end (`KEYS_HELD_MAX`, `DONE_MAX` in the scripts)."""

@@ -12,10 +12,13 @@ from hiredis import ReplyError
 from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
+from shoal.limits import DEFAULT_LIMITS
+from shoal.queues.consumer import ConsumerCore
 from shoal.queues.keyspace.collections import Hash, SortedSet, Stream, score_text
 from shoal.queues.keyspace.keys import Keys
 from shoal.queues.keyspace.scripts import ScriptCache, run_script
 from shoal.queues.script_loader import load_scripts
+from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 
 PREFIX = b"__shoal:q:orders:"
 CLOCK = b"test-clock"
@@ -107,6 +110,7 @@ def random_command(rng: Random) -> tuple[bytes, ...]:
             lambda: (b"HKEYS", key()),
             lambda: (b"HLEN", key()),
             lambda: (b"HSCAN", key(), b"0", b"COUNT", b"10"),
+            lambda: (b"HINCRBY", key(), b"n" + word(), number()),
             lambda: (b"ZADD", key(), score(), word()),
             lambda: (b"ZREM", key(), word()),
             lambda: (b"ZSCORE", key(), word()),
@@ -179,6 +183,39 @@ class Pair:
         got = show(run_script(self.texts[name], (prefix,), arguments, self.model, lambda *_: 0, float(self.now)))
         assert got == expected, (name, arguments)
         return got
+
+
+def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: RealClient) -> None:
+    """A stalled connection delivers a request long after its client has sent it again on another one."""
+    pair = Pair(real)
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
+    message = (b"1", b"k", b"", b"0", b"m")
+    for batch in (b"5", b"5", b"6"):
+        assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
+    assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
+    assert pair.run("look", b"stats")[1].split()[3] == b"2"
+    for turn in (b"1", b"2"):
+        assert pair.run("turn", b"1", b"c", turn, b"1", b"0", b"0", b"0", b"3", b"")[8] == []
+    assert pair.run("turn", b"1", b"c", b"1", b"1", b"0", b"4", b"4", b"3", b"").startswith("LATE")
+    assert pair.run("turn", b"1", b"c", b"2", b"1", b"0", b"4", b"4", b"3", b"R")[8:10] == [[], []], "it takes nothing"
+    assert len(pair.run("turn", b"1", b"c", b"3", b"1", b"0", b"4", b"4", b"3", b"")[8]) == 1
+
+
+def test_a_turn_leaves_a_lease_that_outlasts_what_its_consumer_counts_on(real: RealClient) -> None:
+    """With 10 seconds and more, consumers counted on a longer lease than a turn without renewal left them."""
+    pair = Pair(real)
+    lease_s = 60
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"60000", b"0", b"0")
+    core = ConsumerCore("orders", b"c1", 1, float(lease_s), ConsumerSettings(), DEFAULT_LIMITS)
+    for step in (0, 1, 0, 1, 1, 0, 1):
+        pair.now += step
+        core.disconnected(float(pair.now))
+        arguments = core.turn(float(pair.now))
+        assert arguments is not None
+        core.reply(pair.run("turn", *arguments), float(pair.now))
+        now_ms = int(pair.run("look", b"stats")[1].split()[0])
+        left_s = (float(real.call(b"ZSCORE", PREFIX + b"leases", b"c1")) - now_ms) / 1000
+        assert left_s - 2 * CLOCK_STEP_S >= core._lease_until - pair.now > 0.9 * (lease_s - 3)
 
 
 OTHER = b"__shoal:q:other:"

@@ -47,6 +47,9 @@ class Rings:
     def servers(self) -> tuple[ServerAddress, ...]:
         return self._rings[-1]
 
+    def stores(self) -> dict[ServerAddress, tuple[str, ...]]:
+        return {}
+
 
 def test_a_trimmed_stream_is_an_error_that_says_how_much_is_lost(one: RedisServer) -> None:
     stream = Stream(one)

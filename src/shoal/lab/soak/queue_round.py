@@ -24,10 +24,12 @@ from typing import Any, Final
 import msgspec
 
 import shoal
+from shoal.cluster.acl import ADMIN
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import agent_name
-from shoal.errors import ShoalError
+from shoal.coordination.interface import Coordinator
+from shoal.errors import CoordinatorError, ShoalError
 from shoal.lab.harness import LoadError, LoadProcess, Stop
 from shoal.lab.soak.outcome import BaseOutcome
 from shoal.lab.soak.queue_checker import QueueReport, judge
@@ -35,9 +37,15 @@ from shoal.lab.soak.queue_orders import QUEUE, REPORTS, ClientStatus, StartConsu
 from shoal.lab.soak.rounds import RoundProgress, Tell
 from shoal.lab.soak.run import RESTART_PAUSE_S_MAX, round_directory
 from shoal.limits import Limits
+from shoal.plan.keys import entry_key, move_key
+from shoal.plan.kinds import QUEUE as QUEUE_KIND
 from shoal.plan.kinds import STORE
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_request import MoveShards, encode_queue_request
 from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.signature import Verifier
 from shoal.queues.queue import Queue
+from shoal.runtime import PRODUCTION
 
 CONSUMER, PRODUCER, AGENT, THE_STORE = "consumer", "producer", "agent", "store"
 WEIGHTS: Final = {CONSUMER: 5, PRODUCER: 2, AGENT: 2, THE_STORE: 2}
@@ -50,6 +58,9 @@ SECONDS_MIN: Final = 5.0
 READY_S_MAX: Final = 60.0
 DRAIN_S_MAX: Final = 120.0
 """How long consumers may take to empty the queue after the load."""
+MOVES_S_MAX: Final = 60.0
+"""How long moves may take after the load."""
+COORDINATOR_S_MAX: Final = 5.0
 POLL_S: Final = 0.1
 KILLS_END_S: Final = 1.0
 """No process is killed in the last part of the load."""
@@ -237,8 +248,48 @@ class QueueRound:
 
     @contextlib.asynccontextmanager
     async def _moving(self, cluster: LocalCluster) -> AsyncIterator[None]:
-        """Moves shards in the background."""
-        yield
+        """Moves shards in the background, one after the other; the last move ends before the block does."""
+        if not self._options.moves:
+            yield
+            return
+        async with await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX) as coordinator:
+            moving = asyncio.create_task(self._move_shards(coordinator))
+            try:
+                yield
+                self._phase = "moves end"
+                if not await self._until(moving.done, MOVES_S_MAX):
+                    self._outcome.problem(
+                        f"unsettled: {self._outcome.moved} of {self._options.moves} shards have moved"
+                    )
+            finally:
+                moving.cancel()
+                await asyncio.gather(moving, return_exceptions=True)
+
+    async def _move_shards(self, coordinator: Coordinator) -> None:
+        """Moves shards to the other store, at regular times or as fast as they move."""
+        verifier = Verifier(bytes.fromhex(self._cluster.state.public_key))
+        pause_s = self._options.seconds / (self._options.moves + 1)
+        while self._outcome.moved < self._options.moves:
+            due_s = pause_s * (self._outcome.moved + 1)
+            await asyncio.sleep(max(due_s - self._load_s, POLL_S))
+            try:
+                entry = await _read_entry(coordinator, verifier)
+                shard = self._random.randrange(len(entry.places))
+                target = next(store for store in self._stores if store != entry.store_of(shard).id)
+                request = MoveShards(entry.unit, {shard: target}, f"soak-{self._outcome.moved}")
+                key = move_key(entry.unit, QUEUE_KIND)
+                version = await coordinator.put(key, encode_queue_request(request), expect=0)
+                while version:
+                    await asyncio.sleep(POLL_S)
+                    stored = await coordinator.get(key)
+                    version = stored.version if stored is not None else 0
+                if (await _read_entry(coordinator, verifier)).store_of(shard).id == target:
+                    self._outcome.moved += 1
+                    self._outcome.exercised["shard moved"] += 1
+                else:
+                    self._outcome.exercised["move given up"] += 1
+            except CoordinatorError:
+                continue  # a store was killed, and its agent's connections with it
 
     async def _drain(self, queue: Queue) -> None:
         """Stops producers, waits until the queue is empty, then stops consumers."""
@@ -293,6 +344,13 @@ class QueueRound:
                 moves=self._outcome.moved,
             )
         )
+
+
+async def _read_entry(coordinator: Coordinator, verifier: Verifier) -> QueueEntry:
+    stored = await coordinator.get(entry_key(QUEUE.encode(), QUEUE_KIND))
+    if stored is None:
+        raise LoadError("the entry of the queue is gone")
+    return verifier.line(stored.value, QueueEntry)
 
 
 async def run_queue(options: QueueSoakOptions, tell: Tell) -> QueueOutcome:

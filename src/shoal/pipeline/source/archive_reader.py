@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-ARCHIVE: Final = "archive"
-"""The value of the option `kind`."""
 ARCHIVE_OPTIONS: Final = ("kind", "path", "channel", "since", "until")
 ARCHIVE_SCHEMA: Final = SCHEMA.remove_metadata()
 
@@ -73,8 +71,3 @@ class ArchiveReader(DataSourceReader):
             to_us=self._until_us,
         )
         return iter(rows.replace_schema_metadata(None).to_batches())
-
-
-def is_archive(given: Mapping[str, str]) -> bool:
-    """Whether the options select an archive."""
-    return any(name.lower() == "kind" and value == ARCHIVE for name, value in given.items())

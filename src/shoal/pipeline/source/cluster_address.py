@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from shoal.coordination.layout import GarbageError, decode_value, redis_key
+from shoal.coordination.layout import GarbageError, decode_value, index_key, redis_key
 from shoal.coordination.link import Address, parse_address
-from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
+from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ForgedEntryError
 from shoal.history.server_reader import Login
 from shoal.plan.format import check_format
-from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, RING_KEY, entries_prefix
+from shoal.plan.kinds import QUEUE
+from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
@@ -44,9 +46,7 @@ class ClusterAddress:
         if self.coordinator is None:
             return self.listed
         where = self.coordinator
-        login = where.username, where.password
-        dial = PRODUCTION.with_tls(where.tls).coordinator_dial
-        with BlockingConnection(where.host, where.port, *login, dial=dial) as coordinator:
+        with self._connection(where) as coordinator:
             paths = (FORMAT_KEY, PUBLIC_KEY, RING_KEY)
             format, key, ring = (coordinator.ask("GET", redis_key(path)) for path in paths)
         if key is None or ring is None:
@@ -59,6 +59,33 @@ class ClusterAddress:
             return Verifier(decode_value(key).value).ring(decode_value(ring).value).servers
         except (GarbageError, ValueError) as error:
             raise CoordinatorError(f"the ring at {where} cannot be read: {error}") from error
+
+    def stores(self) -> dict[ServerAddress, tuple[str, ...]]:
+        """The stores that have queues, and the names of these, by the signed entries of queues. The queues on listed
+        stores are unknown."""
+        if self.coordinator is None:
+            return dict.fromkeys(self.listed, ())
+        where, prefix = self.coordinator, entries_prefix(QUEUE)
+        with self._connection(where) as coordinator:
+            low, high = b"[" + prefix.encode(), b"(" + prefix.encode() + b"\xff"
+            names = coordinator.ask("ZRANGEBYLEX", index_key(prefix), low, high)
+            key = coordinator.ask("GET", redis_key(PUBLIC_KEY))
+            lines = [coordinator.ask("GET", redis_key(name.decode())) for name in names]
+        found: dict[ServerAddress, tuple[str, ...]] = {}
+        if key is None:
+            return found
+        try:
+            for line in filter(None, lines):
+                entry = Verifier(decode_value(key).value).line(decode_value(line).value, QueueEntry)
+                for store in entry.stores:
+                    found[store] = (*found.get(store, ()), entry.unit.decode())
+        except (GarbageError, ValueError, ForgedEntryError) as error:
+            raise CoordinatorError(f"the queues at {where} cannot be read: {error}") from error
+        return found
+
+    def _connection(self, where: Address) -> BlockingConnection:
+        dial = PRODUCTION.with_tls(where.tls).coordinator_dial
+        return BlockingConnection(where.host, where.port, where.username, where.password, dial=dial)
 
 
 def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> ClusterAddress:

@@ -17,6 +17,7 @@ from shoal.logs import get_log
 from shoal.pipeline.source.offsets import StreamInfo
 from shoal.pipeline.source.options import SourceOptions
 from shoal.pipeline.source.streams import ServerStreams
+from shoal.plan.kinds import SERVER, STORE
 from shoal.plan.ring import ServerAddress
 
 COORDINATOR: Final = ""
@@ -59,13 +60,15 @@ class ClusterView:
         self._complete = complete
         self._ring: tuple[ServerAddress, ...] = ()
         self._addresses: dict[str, ServerAddress] = {}
+        self._queues: dict[str, tuple[str, ...]] = {}
+        """The queues of each store."""
         self._silent: dict[str, float] = {}
         """Servers that do not answer, and since when (monotonic)."""
 
     def ring(self) -> tuple[ServerAddress, ...]:
         """The current servers; the last known ones while the coordinator does not answer."""
         try:
-            self._ring = self._options.cluster.servers()
+            self._ring = self._hosts()
             self._silent.pop(COORDINATOR, None)
         except ConnectError as error:
             if not self._ring:
@@ -75,6 +78,14 @@ class ClusterView:
                 _log.warning("coordinator does not answer; using the last known ring", why=str(error))
         self._addresses.update({server.id: server for server in self._ring})
         return self._ring
+
+    def _hosts(self) -> tuple[ServerAddress, ...]:
+        """The hosts that have streams of the kind."""
+        cluster, hosts = self._options.cluster, self._options.kind.hosts
+        servers = cluster.servers() if SERVER in hosts else ()
+        stores = cluster.stores() if STORE in hosts else {}
+        self._queues = {store.id: queues for store, queues in stores.items()}
+        return tuple({host.id: host for host in (*servers, *stores)}.values())
 
     def address(self, server: str) -> ServerAddress | None:
         """The address of a server, also after it left the ring; None if unknown."""
@@ -115,15 +126,19 @@ class ClusterView:
         for id in sorted(self.left(more) & self._addresses.keys()):
             with suppress(ConnectError), self.open(id) as streams:
                 views[id] = self._view(streams)
-        if not views:
+        if not views and self._ring:
             raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
         return ClusterSnapshot(at_ms, views)
 
     def _view(self, streams: ServerStreams) -> ServerView:
         kind = self._options.kind
-        keys = kind.streams(streams.ask)
+        keys = self.stream_keys(streams)
         infos = dict(zip(keys, streams.infos([*keys.values()], kind.number), strict=True))
         return ServerView(keys, infos, streams.ahead_ms(), int(time.time() * 1000))
+
+    def stream_keys(self, streams: ServerStreams) -> dict[str, bytes]:
+        """The streams of the kind on a server: their names and keys."""
+        return self._options.kind.streams(streams.ask, self._queues.get(streams.server.id, ()))
 
     def open(self, server: str) -> ServerStreams:
         """A connection to a server whose address is known."""

@@ -30,7 +30,6 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from shoal import logs
 from shoal.errors import ConfigError
 from shoal.pipeline.source import conditions
-from shoal.pipeline.source.archive_reader import ARCHIVE_SCHEMA, ArchiveReader, is_archive
 from shoal.pipeline.source.columns import chosen
 from shoal.pipeline.source.conditions import Condition
 from shoal.pipeline.source.kinds import kind_of
@@ -54,6 +53,10 @@ class PartOfSource(InputPartition):
     def __init__(self, part: Part) -> None:
         self.part = part
 
+
+ARCHIVE: Final = "archive"
+"""The value of the option `kind` for archives. What reads them loads pandas and the client of the bus, which takes
+longer than to start a worker, so only this kind loads it."""
 
 Comparison = EqualTo | In | StringStartsWith | LessThan | LessThanOrEqual | GreaterThan | GreaterThanOrEqual
 """Spark's filters that a batch uses."""
@@ -202,7 +205,9 @@ class ShoalSource(DataSource):
 
     def schema(self) -> StructType:
         """The columns of the selected kind."""
-        if is_archive(self.options):
+        if _is_archive(self.options):
+            from shoal.pipeline.source.archive_reader import ARCHIVE_SCHEMA
+
             archived: StructType = spark_schema(ARCHIVE_SCHEMA)
             return archived
         found: StructType = spark_schema(kind_of(known_options(self.options, READER_OPTIONS)).schema)
@@ -210,7 +215,9 @@ class ShoalSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`. A schema given by the user selects columns."""
-        if is_archive(self.options):
+        if _is_archive(self.options):
+            from shoal.pipeline.source.archive_reader import ArchiveReader
+
             return ArchiveReader(self.options, schema)
         options = read_options(self.options)
         return BatchReader(options, chosen(schema, options.kind.schema))
@@ -230,6 +237,11 @@ class ShoalSource(DataSource):
         from shoal.pipeline.source.writer import StreamWriter
 
         return StreamWriter.of(self.options, schema, overwrite)
+
+
+def _is_archive(given: Mapping[str, str]) -> bool:
+    """Whether the options select an archive."""
+    return any(name.lower() == "kind" and value == ARCHIVE for name, value in given.items())
 
 
 def _rows(part: Part, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:

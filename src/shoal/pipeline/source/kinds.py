@@ -1,8 +1,8 @@
 """The kinds of streams that the Spark source reads: which streams of a server belong to a kind, and their rows.
 
-Owns the interface `Kind` and its two implementations. A kind is a small object without state; another one (queues, the
-engine) needs a class and a line in `KINDS`. This module runs in Spark's workers and does not import Spark. Every row
-names the server and the entry that it was read from, so that a row that is read twice can be recognised.
+Owns the interface `Kind` and two implementations; `dead_letters` has a third. A kind is a small object without state;
+another one needs a class and a line in `KINDS`. This module runs in Spark's workers and does not import Spark. Every
+row names the server and the entry that it was read from, so that a row that is read twice can be recognised.
 
     spark.readStream.format("shoal").option("kind", "telemetry").option("rows", "units")
     spark.readStream.format("shoal").option("kind", "channel").option("channel", "orders.*")
@@ -26,6 +26,7 @@ from shoal.load.reports import BATCH_SCHEMA
 from shoal.pipeline.source.offsets import EntryId
 from shoal.pipeline.source.telemetry_rows import HOST_SCHEMA, ORIGIN, UNIT_SCHEMA, host_rows, unit_rows
 from shoal.plan.keys import unit_of
+from shoal.plan.kinds import SERVER, STORE
 from shoal.wire.envelope import TELEMETRY_KEY
 from shoal.wire.glob import glob_match
 from shoal.wire.record_entry import INDEX_KEY, MARKS_KEY, NUMBER_FIELD, read_marks, record_key
@@ -55,8 +56,15 @@ class Kind(Protocol):
     time_column: str | None
     """The column with the time in the entry's id, by the server's clock, if there is one."""
 
-    def streams(self, ask: Ask) -> dict[str, bytes]:
-        """The streams of this kind on a server: their names in offsets, and their keys in Redis."""
+    hosts: frozenset[str]
+    """The kinds of hosts that have such streams."""
+
+    deletes: bool
+    """Whether entries are deleted before they are old, so that a missing one is not a loss."""
+
+    def streams(self, ask: Ask, queues: Sequence[str] = ()) -> dict[str, bytes]:
+        """The streams of this kind on a server: their names in offsets, and their keys in Redis. `queues` are the
+        queues on it, if it is a store."""
 
     def is_written(self, ask: Ask) -> bool:
         """Whether the agent of a server may write such streams, even if there are none yet."""
@@ -92,19 +100,21 @@ class TelemetryKind:
     stream_column: str | None = None
     time_column: str | None = None
     server_wait_s = 0.0  # the balancer must learn of the other servers while one is down
+    hosts = frozenset((SERVER, STORE))
+    deletes = False
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        for name in ("channel", "where"):
+        for name, kind in (("channel", "channel"), ("where", "channel"), ("queue", "dead")):
             if name in options:
                 raise ConfigError(
-                    f"the option {name} is not for telemetry", do=f"set kind to channel, or leave {name} out"
+                    f"the option {name} is not for telemetry", do=f"set kind to {kind}, or leave {name} out"
                 )
         self._rows = options.get("rows", "hosts")
         if self._rows not in ROWS:
             raise ConfigError(f"rows is {self._rows!r}", do=f"give one of {', '.join(ROWS)}")
         self.schema = ROWS[self._rows][0]
 
-    def streams(self, ask: Ask) -> dict[str, bytes]:
+    def streams(self, ask: Ask, queues: Sequence[str] = ()) -> dict[str, bytes]:
         """The telemetry stream of a server."""
         return {"telemetry": TELEMETRY_KEY}
 
@@ -163,10 +173,14 @@ class ChannelKind:
     stream_column: str | None = "channel"
     time_column: str | None = "recorded_at"
     server_wait_s = 10.0
+    hosts = frozenset((SERVER,))
+    deletes = False
 
     def __init__(self, options: Mapping[str, str]) -> None:
         if "rows" in options:
             raise ConfigError("the option rows is for telemetry", do="set kind to telemetry, or leave rows out")
+        if "queue" in options:
+            raise ConfigError("the option queue is for dead letters", do="set kind to dead, or leave queue out")
         self._pattern = options.get("channel", "*").encode("utf-8", "surrogateescape")
         if not self._pattern:
             raise ConfigError("the option channel is empty", do="name a channel, or a pattern like orders.*")
@@ -177,7 +191,7 @@ class ChannelKind:
             **({} if self._where is None else {"where": options["where"]}),
         }
 
-    def streams(self, ask: Ask) -> dict[str, bytes]:
+    def streams(self, ask: Ask, queues: Sequence[str] = ()) -> dict[str, bytes]:
         """The records of the selected channels on a server, by the channel's name as text."""
         channels = ask(b"SMEMBERS", INDEX_KEY) or ()
         return {
@@ -213,9 +227,16 @@ class ChannelKind:
         return (batch.replace_schema_metadata(None),)
 
 
+def _dead_kind(options: Mapping[str, str]) -> Kind:
+    from shoal.pipeline.source.dead_letters import DeadKind  # decodes messages of queues, which other kinds do not need
+
+    return DeadKind(options)
+
+
 KINDS: Final[dict[str, Callable[[Mapping[str, str]], Kind]]] = {
     "telemetry": TelemetryKind,
     "channel": ChannelKind,
+    "dead": _dead_kind,
 }
 """By the value of the option `kind`."""
 

@@ -326,7 +326,7 @@ class OffsetPlanner:
         while True:
             try:
                 with self._cluster.open(server) as streams:
-                    keys = kind.streams(streams.ask)
+                    keys = self._cluster.stream_keys(streams)
                     there = sorted(names & keys.keys())
                     infos = streams.infos([keys[name] for name in there], kind.number)
                     return keys, dict(zip(there, infos, strict=True))
@@ -334,6 +334,8 @@ class OffsetPlanner:
                 retry.wait(error)
 
     def _report_loss(self, what: str, why: str) -> None:
+        if self._options.kind.deletes:
+            return
         report_loss(what, why, self._options.fail_on_data_loss)
 
 

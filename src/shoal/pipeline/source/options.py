@@ -2,8 +2,9 @@
 
 Owns the options. Spark accepts option names in any case; after this module they are in lower case.
 
-    kind                telemetry (default) or channel
+    kind                telemetry (default), channel or dead (dead letters of queues)
     channel, where      of kind channel: a name or pattern, and a filter
+    queue               of kind dead: a name or pattern (default: all queues)
     rows                of kind telemetry: hosts (default), units or records
     coordinator         shoal://user:password@host:port, or shoals://...?ca=FILE&cert=FILE, with files that all
                         workers have; or
@@ -52,6 +53,7 @@ READER_OPTIONS: Final = (
     "channel",
     "where",
     "rows",
+    "queue",
     "startingOffsets",
     "startingTimestamp",
     "endingOffsets",

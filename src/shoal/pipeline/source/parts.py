@@ -165,7 +165,7 @@ class _PartReader:
 
     def _report(self, slice: Slice, lost: Loss) -> None:
         """Reports a loss, once for each slice."""
-        if self._reported:
+        if self._reported or self._part.kind.deletes:
             return
         self._reported = True
         what = f"the stream {slice.stream} of {self._part.server.id}"

@@ -247,6 +247,17 @@ class StoreAgentCore:
         """The queues on this store."""
         return {unit: queue.reported() for unit, queue in self._queues.items() if queue.named}
 
+    @property
+    def measured(self) -> dict[bytes, tuple[int, ...]]:
+        """The queues that the store has, and their shards there."""
+        return {
+            unit: tuple(
+                shard for shard, place in enumerate(queue.entry.places) if queue.entry.stores[place].id == self.store
+            )
+            for unit, queue in self._queues.items()
+            if queue.status.newness and not queue.entry.dropped
+        }
+
     # -- one queue -------------------------------------------------------------------------------------------
 
     def _requests(self, queue: _Queue) -> Iterator[Request]:

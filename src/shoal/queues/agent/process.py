@@ -37,6 +37,8 @@ from shoal.plan.queue_report import QueueReport, decode_queue_report, encode_que
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.queues.agent.core import Ask, StoreAgentCore
+from shoal.queues.agent.meter import StoreMeter
+from shoal.queues.agent.telemetry import StoreTelemetry
 from shoal.queues.mover_shell import MoverShell
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.shard_mover import ShardStatus
@@ -74,6 +76,7 @@ class StoreAgent:
         self._runtime = runtime.with_tls(self._login.tls)
         self._scripts = load_scripts(rules)
         self._instance = self._runtime.random.getrandbits(64)
+        self._meter = StoreMeter(options.address.id, f"{self._instance:016x}", options.address.site)
         self._core: StoreAgentCore | None = None
         self._lines: dict[bytes, bytes] = {}
         """Entries that came before the key."""
@@ -100,7 +103,9 @@ class StoreAgent:
                 from shoal.queues.agent.metrics import StoreMetrics
 
                 port, host = self._options.metrics_port, self._options.metrics_host
-                page = StoreMetrics(lambda: self._core, port, page_context(self._login.tls), host)
+                page = StoreMetrics(
+                    lambda: self._core, lambda: self._meter.figures, port, page_context(self._login.tls), host
+                )
                 stack.callback(page.close)
             coordinator = await reach_coordinator(self._runtime, self._options.url, self._limits)
             stack.push_async_callback(coordinator.close)
@@ -299,6 +304,8 @@ class StoreAgent:
         """Uses a connection until it ends."""
         core.connected()
         probing = asyncio.create_task(self._probe(connection), name="probe of the store")
+        telemetry = StoreTelemetry(self._meter, self._scripts, lambda: core.measured, self._runtime)
+        measuring = asyncio.create_task(telemetry.write(connection), name="telemetry of the store")
         watching = asyncio.create_task(self._wake_at_end(connection), name="end of the store's connection")
         try:
             was_ready = False
@@ -318,9 +325,10 @@ class StoreAgent:
                     async with asyncio.timeout(core.next_check_s(self._clock())):
                         await self._wake.wait()
         finally:
-            probing.cancel()
-            watching.cancel()
-            await asyncio.gather(probing, watching, return_exceptions=True)
+            tasks = (probing, measuring, watching)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _carry_out(self, connection: Connection, core: StoreAgentCore, ask: Ask) -> None:
         try:

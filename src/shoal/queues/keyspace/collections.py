@@ -186,6 +186,14 @@ def _delete_fields(values: Values, command: Command) -> int:
     return removed
 
 
+def _add_to_field(values: Values, command: Command) -> int:
+    found: Hash = _of(values, command[1], Hash)
+    total = int(found.fields.get(command[2], b"0")) + int(command[3])
+    found.fields[command[2]] = b"%d" % total
+    _keep(values, command[1], found)
+    return total
+
+
 def _pairs(values: Values, command: Command) -> list[bytes]:
     fields = _of(values, command[1], Hash).fields
     return [part for pair in fields.items() for part in pair]
@@ -299,9 +307,10 @@ COLLECTION_COMMANDS: Final[dict[bytes, Callable[[Values, Command], Any]]] = {
     b"hget": lambda values, command: _of(values, command[1], Hash).fields.get(command[2]),
     b"hmget": lambda values, command: [_of(values, command[1], Hash).fields.get(field) for field in command[2:]],
     b"hdel": _delete_fields,
+    b"hincrby": _add_to_field,
+    b"hlen": lambda values, command: len(_of(values, command[1], Hash)),
     b"hgetall": _pairs,
     b"hscan": _scan,
-    b"hlen": lambda values, command: len(_of(values, command[1], Hash)),
     b"hkeys": lambda values, command: list(_of(values, command[1], Hash).fields),
     b"zadd": _add_scores,
     b"zrem": _remove_scores,

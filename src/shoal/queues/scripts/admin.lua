@@ -58,7 +58,7 @@ elseif operation == 'drop' then
   save_state()
   if visited == 0 then
     local names = {
-      'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'shards', 'producers:0',
+      'conf', 'state', 'ready', 'due', 'leases', 'waiting', 'turns', 'dead', 'halted', 'shards', 'work', 'producers:0',
       'producers:1',
     }
     for at, name in ipairs(names) do

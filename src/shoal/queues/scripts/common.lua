@@ -21,6 +21,7 @@ local PRODUCERS_MS = 300000 -- how long a producer's last batch is remembered, a
 local KEYS_HELD_MAX = 4096 -- keys that one consumer holds; also what one call takes from consumers that are gone
 local DONE_MAX = 4096 -- messages that one turn ends
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
+local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
 local prefix = KEYS[1]
 local conf, state = {}, {}
@@ -31,7 +32,7 @@ local CONF = {
 }
 local STATE = {
   'now', 'wall', 'counter', 'messages', 'bytes', 'keys', 'owned', 'ready', 'delayed', 'ids', 'ids_old', 'generation',
-  'generation_at', 'buried', 'producers', 'producers_at',
+  'generation_at', 'buried', 'puts', 'put_bytes', 'dones', 'producers', 'producers_at',
 }
 
 -- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
@@ -297,6 +298,16 @@ local function rotate_generations()
   save_state()
 end
 
+-- Messages that were put into a shard, or done, of which `total` is the new total of the queue. The time shifts the
+-- samples, so that messages whose keys repeat in a pattern are counted evenly too.
+local function count_work(letter, shard, messages, total)
+  local phase = total + state.wall
+  local samples = math.floor(phase / COUNTED) - math.floor((phase - messages) / COUNTED)
+  if samples > 0 then
+    redis.call('HINCRBY', prefix .. 'work', letter .. shard, text(samples * COUNTED))
+  end
+end
+
 local function messages_key(shard, key)
   return prefix .. shard .. ':k:' .. key
 end
@@ -418,7 +429,8 @@ local function remove_done(shard, key, record, upto)
     for _, body in ipairs(done) do
       state.bytes = state.bytes - #body
     end
-    state.messages = state.messages - #done
+    state.messages, state.dones = state.messages - #done, state.dones + #done
+    count_work('d', shard, #done, state.dones)
     done_room = done_room - #done
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0

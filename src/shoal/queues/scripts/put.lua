@@ -44,11 +44,9 @@ if not line and redis.call('HLEN', now_producers) >= PRODUCERS_MAX then
 end
 line = line or redis.call('HGET', prefix .. 'producers:' .. text(1 - state.producers), producer)
 local last = line and string.match(line, '^%d+')
--- guard: late_batch
 if last and tonumber(last) > tonumber(batch) then
   return redis.error_reply('LATE a later batch of this producer came before this one')
 end
--- end: late_batch
 -- guard: producer_sequence
 if last == batch then
   said = line
@@ -156,6 +154,8 @@ if said then
 end
 
 -- Everything is decided: from here on, only writes.
+local puts = state.puts
+state.puts, state.put_bytes = puts + accepted, state.put_bytes + bytes - state.bytes
 state.messages, state.bytes = messages, bytes
 for _, at in ipairs(special) do
   local shard, key, id, delay_ms, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
@@ -174,12 +174,15 @@ end
 -- Keys that had no messages become ready, with one command for each shard.
 local begun, begun_shards = {}, {}
 for place = 1, places do
-  local all, first = several[place], nil
+  local all, first, added_count = several[place], nil, 1
   if all then
-    first = redis.call('RPUSH', lists[place], unpack(all)) == #all
+    added_count = #all
+    first = redis.call('RPUSH', lists[place], unpack(all)) == added_count
   else
     first = redis.call('RPUSH', lists[place], bodies[place]) == 1
   end
+  puts = puts + added_count
+  count_work('p', ARGV[first_at[place]], added_count, puts)
   if first then
     state.keys = state.keys + 1
   end

@@ -67,11 +67,9 @@ end
 
 local said = nil
 local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*)$')
--- guard: late_turn
 if number and tonumber(number) > tonumber(ARGV[3]) then
   return redis.error_reply('LATE a later turn of this consumer came before this one')
 end
--- end: late_turn
 -- guard: turn_sequence
 said = number == ARGV[3] and letters
 -- end: turn_sequence
@@ -81,9 +79,11 @@ said = number == ARGV[3] and letters
 redis.call('ZREM', prefix .. 'waiting', ARGV[2])
 rotate_generations()
 
--- The lease of this consumer. One that comes late, before its lease was ended, keeps it.
+-- The lease of this consumer. One that comes late, before its lease was ended, keeps it. It is written again when it is
+-- LEASE_STEP_MS old: consumers count on that.
+local LEASE_STEP_MS = 500
 local joined = lease and 0 or 1
-if not leaves and (not lease or tonumber(lease) - state.now < conf.lease_ms * 0.75) then
+if not leaves and (not lease or tonumber(lease) - state.now <= conf.lease_ms - LEASE_STEP_MS) then
   redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), consumer)
 end
 

@@ -105,10 +105,16 @@ POISON_SHARE: Final = 0.03
 LONG_SHARE: Final = 0.3
 LONG_S: Final = (4.0, 10.0)
 """In this share of the runs with faults, pauses and partitions last this long."""
+STALLS_PER_S: Final = 0.7
+STALL_S: Final = (2.2, 5.0)
+"""In the same runs connections stall for longer than a client waits: it sends its request again on another one, and
+both arrive."""
 JUMP_EVERY_S: Final = (2.6, 8.0)
 JUMP_S: Final = (-100.0, 3600.0)
 """In half of the runs with faults the store's time of day jumps by one of these, this often: at
 most twice within a lease."""
+PUTS_S: Final = 0.4
+"""Some puts of a producer overlap: they begin within this time."""
 END_PUTS: Final = 3
 """Messages that each producer puts after the last fault, so that every consumer has work in a healthy world."""
 
@@ -128,11 +134,13 @@ class QueueRun(Scenario):
         super().__init__(seed, trace)
 
     def draw_faults(self, rng: Random) -> FaultOptions:
-        """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers."""
+        """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers, and stalls outlast
+        the patience of clients."""
         options = super().draw_faults(rng)
         if options.peaceful or self.world.rng("long faults").random() >= LONG_SHARE:
             return options
-        return replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
+        long = replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
+        return replace(long, stalls_per_s=STALLS_PER_S, stall_s=STALL_S)
 
     def draw_shape(self, rng: Random, options: FaultOptions) -> None:
         """The number of participants, and how hard they work."""
@@ -258,8 +266,8 @@ class QueueRun(Scenario):
             except ShoalError:
                 await asyncio.sleep(0.1)
         while self.active:
-            puts = [self._put_some(queue, me, rng) for _ in range(rng.choice((1, 1, 3)))]
-            await asyncio.gather(*puts)
+            pauses = [0.0, *(rng.uniform(0.0, PUTS_S) for _ in range(rng.choice((0, 0, 5))))]
+            await asyncio.gather(*(self._put_some(queue, me, rng, pause_s) for pause_s in pauses))
             await asyncio.sleep(rng.expovariate(1 / self.pace_s))
         for _ in range(END_PUTS):
             await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
@@ -271,7 +279,8 @@ class QueueRun(Scenario):
             self.leader.start()
         self.created = True
 
-    async def _put_some(self, queue: Queue, me: str, rng: Random) -> None:
+    async def _put_some(self, queue: Queue, me: str, rng: Random, pause_s: float) -> None:
+        await asyncio.sleep(pause_s)
         count = rng.choice((1, 1, 1, 3, 8))
         keys = [f"k{rng.randrange(self.key_count)}" for _ in range(count)]
         ids = [f"i{rng.randrange(40)}" if rng.random() < 0.2 else "" for _ in range(count)]

@@ -137,7 +137,7 @@ class StoredQueue:
 
     def leftovers(self) -> Iterator[bytes]:
         """Keys that an empty queue without consumers should not have."""
-        kept: Final = (b"conf", b"state", b"dead", b"turns", b"leases", b"waiting", b"shards")
+        kept: Final = (b"conf", b"state", b"work", b"dead", b"turns", b"leases", b"waiting", b"shards")
         for key in self.values:
             name = key.removeprefix(self.prefix)
             shards = b":ids:" in name or name.endswith(b":dead")
