@@ -19,10 +19,11 @@ from shoal import cli
 from shoal.cli import bench, bench_match, bench_pipeline, bench_recording, cluster, experiment, plan_audit, top
 from shoal.cli.top import ChannelLoad, ClusterSnapshot, ServerRow
 from shoal.cli.top_balance import BalanceView, MoveRow
-from shoal.cli.top_queues import QueueRow, StoreRow, queue_rows
+from shoal.cli.top_queues import StoreRow
 from shoal.cluster import background
-from shoal.cluster.cluster_report import ClusterReport, ServerReport
+from shoal.cluster.cluster_report import ClusterReport, QueueLevels, ServerReport
 from shoal.cluster.doctor import Finding
+from shoal.cluster.queue_rows import QueueRow, queue_rows
 from shoal.cluster.server_load import ServerLoad
 from shoal.cluster.status import ClusterStatus, ServerStatus
 from shoal.lab.experiments.result import ExperimentResult, Table
@@ -94,7 +95,17 @@ def test_status() -> None:
     report = ClusterReport(
         "10.20.30.40:7400", True, 123, "balancer-7415-1e8fec9c", True, 1234, 12, 3, 45, "ab" * 32, servers, {}, None
     )
+    away = "does not answer within 1 s"
+    busy = QueueLevels("a.long.queue." * 6, {"q1": "ok", "q2": away}, 1_234_567, 12.3, 12345, 123, 9999, 88)
+    levels = (busy, QueueLevels("mails", {"q12": away}), *(QueueLevels(f"x{n}", {"q1": "ok"}) for n in range(20)))
+    report = replace(report, queue_levels=levels)
     lines = cluster._report_lines(report, True)
+    (row,) = (line for line in lines if line.startswith("a.long.queue"))
+    assert row.split()[1:] == ["q1", "+1", "1.23", "M", "12.3", "s", "12,345", "123", "9,999", "88"]
+    assert "figures without store q2: does not answer within 1 s" in lines
+    (row,) = (line for line in lines if line.startswith("mails"))
+    assert row.split() == ["mails", "q12", *"------"]
+    assert "... and 12 more queues: `shoal queue stats`" in lines
     assert max(map(len, lines)) <= WIDTH
     assert any(line.startswith("s1      10.20.30.41:6379  yes     returned") for line in lines)
     assert "s2      192.168.100.142:6379" in lines  # was glued to the next column

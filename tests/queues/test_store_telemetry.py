@@ -132,3 +132,30 @@ async def test_a_queue_that_a_client_has_damaged_does_not_hide_the_others(store:
             assert found is None
             assert await written._telemetry._load(written._connection, b"whole", (0,)) is not None
             await written.next()
+
+
+async def test_consumers_and_dead_letters_of_a_quiet_queue_are_up_to_date(store: RedisServer) -> None:
+    """Only a changed state made the agent ask again, and it does not count consumers without work, nor letters that are
+    forgotten: `top` and metrics showed the old figures until the next put."""
+    async with client_of(store) as client, written_on(store) as written:
+        queue = await client.create("still", shards=2)
+        written.queues = {b"still": (0, 1)}
+        await queue.put(b"1", key="k")
+        async with queue.take() as jobs:
+            async for job in jobs:
+                await job.fail("no", dead=True)
+                break
+        await written.next()
+        assert written.meter.figures[b"still"].dead == 1
+        await queue.forget(*(letter.entry for letter in await queue.dead()))
+        await written.next()
+        assert written.meter.figures[b"still"].dead == 0
+        before = written.meter.figures[b"still"].consumers
+        async with queue.take() as jobs:
+            idle = asyncio.ensure_future(anext(aiter(jobs)))
+            async with asyncio.timeout(30):
+                while written.meter.figures[b"still"].consumers != before + 1:
+                    await asyncio.sleep(0.02)
+                    await written.next()
+            idle.cancel()
+            await asyncio.gather(idle, return_exceptions=True)

@@ -36,7 +36,7 @@ async def test_a_queue_moves_to_another_store_while_it_is_used_and_the_agents_ar
             for n in range(MESSAGES, MESSAGES + 80):
                 await queue.put(b"%d" % n, key=f"k{n % 8}")
             await queues.ended("orders", 120.0)
-            moved = await queues._find("orders")
+            moved = await queues.find("orders")
             assert [store.id for store in moved.stores] == [target]
             assert moved.version == entry.version
             async with asyncio.timeout(60):

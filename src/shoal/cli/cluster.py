@@ -9,12 +9,13 @@ import argparse
 import os
 import textwrap
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, colour_wanted, note, plural, result
+from shoal.cli.output import Subparsers, add_command, age_text, colour_wanted, note, plural, result, short_count, shown
 from shoal.cli.users import secret_text
 from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
@@ -32,7 +33,10 @@ _STATUS_TIMEOUT_S: Final = 1.0
 _SERVERS_MAX: Final = 1000
 _STORES_MAX: Final = 80
 _QUEUES_SHOWN_MAX: Final = 10
-"""Unavailable queues that `status` names; `--json` has all."""
+"""Queues that `status` shows, and unavailable ones that it names; `--json` has all."""
+_QUEUE_WIDTH: Final = 22
+_STORES_WIDTH: Final = 10
+_WIDTH: Final = 80
 _DAY_S: Final = 86400
 _BALANCERS: Final = 2
 _BALANCERS_MAX: Final = 5
@@ -101,7 +105,8 @@ def register(subparsers: Subparsers) -> None:
         run_status,
         "show what runs, where, and how loaded it is",
         example="shoal status\nshoal status --url shoal://admin:PASSWORD@10.0.0.1:7400 --json",
-        description="Show ring, leader, leases, moves and the load of each server, of any cluster; of a local cluster "
+        description="Show ring, leader, leases, moves, the load of servers and stores, and what queues hold, of any "
+        "cluster; of a local one "
         f"also its processes. All are asked at the same time; parts that do not answer within "
         f"{_STATUS_TIMEOUT_S:g} s are named. Exit status 0 only if the cluster is ready and everything answers.",
     )
@@ -346,6 +351,7 @@ def _queue_lines(report: ClusterReport) -> list[str]:
         else:
             memory_mb = store.load.memory_bytes / 1e6
             lines.append(f"{row}{store.load.connections:>8}{memory_mb:>7.1f}{store.load.load_ratio:>6.0%}")
+    lines += _level_lines(report)
     if report.queues_requested:
         lines.append(f"requests about queues that wait: {report.queues_requested}")
     shown = list(report.queues_unavailable.items())
@@ -353,6 +359,34 @@ def _queue_lines(report: ClusterReport) -> list[str]:
     if len(shown) > _QUEUES_SHOWN_MAX:
         lines.append(f"... and {len(shown) - _QUEUES_SHOWN_MAX} more unavailable queues")
     return lines
+
+
+def _level_lines(report: ClusterReport) -> list[str]:
+    """The queues with most messages. Stores whose figures are missing are named below."""
+    if not report.queue_levels:
+        return []
+    heads = ("msgs", "oldest", "held", "cons.", "dead", "halt")
+    lines = [_level_row("queue", "store", heads)]
+    for level in report.queue_levels[:_QUEUES_SHOWN_MAX]:
+        stores = list(level.stores)
+        where = stores[0] if len(stores) == 1 else f"{stores[0]} +{len(stores) - 1}"
+        counts = (level.held, level.consumers, level.dead, level.halted)
+        figures = (short_count(level.messages), age_text(level.oldest_s), *map(short_count, counts))
+        lines.append(_level_row(shown(level.queue), where, figures))
+    if len(report.queue_levels) > _QUEUES_SHOWN_MAX:
+        lines.append(f"... and {len(report.queue_levels) - _QUEUES_SHOWN_MAX} more queues: `shoal queue stats`")
+    states = {store: state for level in report.queue_levels for store, state in level.stores.items()}
+    missing = [f"figures without store {store}: {state}" for store, state in sorted(states.items()) if state != "ok"]
+    return [*lines, *(_cut(line, _WIDTH) for line in missing[:_QUEUES_SHOWN_MAX])]
+
+
+def _level_row(queue: str, store: str, figures: Iterable[str]) -> str:
+    row = f"{_cut(queue, _QUEUE_WIDTH - 1):<{_QUEUE_WIDTH}}{_cut(store, _STORES_WIDTH - 1):<{_STORES_WIDTH}}"
+    return row + "".join(f"{figure:>8}" for figure in figures)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def _local_lines(status: ClusterStatus) -> list[str]:

@@ -178,3 +178,17 @@ def short_number(value: float | None) -> str:
         if value >= unit:
             return f"{value / unit:.3g}{word}" if value < 1000 * unit else f"{value / unit:,.0f}{word}"
     return f"{value:.3g}"
+
+
+def short_count(value: float | None) -> str:
+    """A number of at most six characters; `-` if it is unknown."""
+    if value is None:
+        return "-"
+    if value < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:.3g} M"
+
+
+def age_text(seconds: float | None) -> str:
+    """An age; `-` if it is unknown or 0, because nothing waits."""
+    return "-" if not seconds else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

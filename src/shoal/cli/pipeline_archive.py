@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from shoal.bus.times import read_time
 from shoal.cli.output import Subparsers, add_command, note, result
+from shoal.cli.pipeline_archive_dead import run_dead
 from shoal.errors import ConfigError, ShoalError
 
 if TYPE_CHECKING:
@@ -40,14 +41,20 @@ def add(jobs: Subparsers) -> None:
         jobs,
         "archive",
         run,
-        "write recorded channels to a Delta table",
+        "write recorded channels, or dead letters, to a Delta table",
         example="shoal pipeline archive --once --archive /data/shoal --json\n"
-        "shoal pipeline archive --archive s3://bucket/shoal --retain 90d",
+        "shoal pipeline archive --archive s3://bucket/shoal --retain 90d\n"
+        "shoal pipeline archive --dead --queue 'orders.*' --archive /data/dead --once",
         description="Write the servers' records to a Delta table of Parquet files, by day and channel. Each record is "
-        "archived once, even if the job is killed and restarted.",
+        "archived once, even if the job is killed and restarted. With --dead, write dead letters of queues to a table "
+        "of their own, each once; this needs no Spark.",
     )
     parser.add_argument(
         "--archive", metavar="PATH", help="directory or URL of the archive (default: the setting archive_dir)"
+    )
+    parser.add_argument("--dead", action="store_true", help="archive dead letters of queues, not channels")
+    parser.add_argument(
+        "--queue", metavar="PATTERN", help="with --dead: only this queue, or queues that match (default: all)"
     )
     parser.add_argument(
         "--migrate",
@@ -85,10 +92,14 @@ def run(args: argparse.Namespace) -> int:
     from shoal.pipeline.archive.job import BATCH_ROWS, ArchiveJob, on_spark
     from shoal.pipeline.session import running
 
-    if not (args.archive or args.settings.archive_dir):
-        raise ConfigError("no archive given", do="give --archive PATH, or set archive_dir")
     if args.batch_rows is not None and args.batch_rows < 1:
         raise ConfigError(f"--batch-rows is {args.batch_rows}", do="give a number above 0")
+    if args.dead:
+        return run_dead(args)
+    if args.queue is not None:
+        raise ConfigError("--queue is for dead letters", do="give --dead too")
+    if not (args.archive or args.settings.archive_dir):
+        raise ConfigError("no archive given", do="give --archive PATH, or set archive_dir")
     archive = ArchiveLocation.of(args.archive or args.settings.archive_dir).url
     require_deltalake()
     if args.migrate:

@@ -11,17 +11,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
-import hiredis
 import msgspec
 
 from shoal.cli.output import Subparsers, add_command, console, plural, result
 from shoal.cli.plan_pin import printable
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance, table
-from shoal.cli.top_queues import QueueRow, StoreRow, queue_rows, render_queues, store_row, stores_of
-from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ShoalError
+from shoal.cli.top_queues import StoreRow, render_queues, store_row, stores_of
+from shoal.cluster.last_record import LastRecord, last_records
+from shoal.cluster.queue_rows import STALE_S, QueueRow, queue_rows
+from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
 from shoal.load.kinds import CHANNEL
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 REFRESH_S: Final = 1.0
 CHANNELS: Final = 20
-STALE_S: Final = 5.0
-"""Age from which a record counts as outdated."""
 
 _ASK_TIMEOUT_S: Final = 2.0
 _COORDINATOR_TIMEOUT_S: Final = 5.0
@@ -223,8 +221,9 @@ async def _named_source(url: str, stack: contextlib.AsyncExitStack) -> Source:
 async def look(source: Source, channels_max: int) -> ClusterSnapshot:
     """Read the plan from the coordinator, and the last record of all servers in parallel."""
     balance = await source.look()
-    servers, channels = await asyncio.to_thread(_loads, source, channels_max)
-    stores, queues = await asyncio.to_thread(_store_loads, source, channels_max)
+    found = await last_records((*source.servers, *source.stores), source.login, _ASK_TIMEOUT_S)
+    servers, channels = _loads(source.servers, found, channels_max)
+    stores, queues = _store_loads(source.stores, found, channels_max)
     ratios = [load.load_ratio for load in servers if load.load_ratio is not None and load.trouble is None]
     return ClusterSnapshot(
         at=time.time(),
@@ -238,14 +237,13 @@ async def look(source: Source, channels_max: int) -> ClusterSnapshot:
     )
 
 
-def _store_loads(source: Source, queues_max: int) -> tuple[list[StoreRow], tuple[QueueRow, ...]]:
-    if not source.stores:
-        return [], ()
-    with ThreadPoolExecutor(max_workers=min(len(source.stores), 32)) as pool:
-        found = list(pool.map(lambda store: _last_record(source, store), source.stores))
+def _store_loads(
+    hosts: Iterable[ServerAddress], found: Mapping[str, LastRecord], queues_max: int
+) -> tuple[list[StoreRow], tuple[QueueRow, ...]]:
     now = time.time()
     stores, records = list[StoreRow](), list["TelemetryRecord"]()
-    for store, (written_at, record, trouble) in zip(source.stores, found, strict=True):
+    for store in hosts:
+        written_at, record, trouble = found[store.id]
         if record is None:
             stores.append(StoreRow(store.id, f"{store.host}:{store.port}", trouble))
         else:
@@ -254,13 +252,14 @@ def _store_loads(source: Source, queues_max: int) -> tuple[list[StoreRow], tuple
     return stores, queue_rows(records, queues_max)
 
 
-def _loads(source: Source, channels_max: int) -> tuple[list[ServerRow], list[ChannelLoad]]:
-    with ThreadPoolExecutor(max_workers=min(len(source.servers), 32)) as pool:
-        found = list(pool.map(lambda server: _last_record(source, server), source.servers))
+def _loads(
+    hosts: Iterable[ServerAddress], found: Mapping[str, LastRecord], channels_max: int
+) -> tuple[list[ServerRow], list[ChannelLoad]]:
     now = time.time()
     servers = []
     channels: list[ChannelLoad] = []
-    for server, (written_at, record, trouble) in zip(source.servers, found, strict=True):
+    for server in hosts:
+        written_at, record, trouble = found[server.id]
         if record is None:
             servers.append(ServerRow(server.id, f"{server.host}:{server.port}", trouble))
         else:
@@ -269,38 +268,6 @@ def _loads(source: Source, channels_max: int) -> tuple[list[ServerRow], list[Cha
                 channels += busiest(server.id, record, channels_max)
     channels.sort(key=lambda load: (-load.bytes_out_per_s, -load.publications_per_s, load.channel))
     return servers, channels[:channels_max]
-
-
-def _last_record(source: Source, server: ServerAddress) -> tuple[float, TelemetryRecord | None, str | None]:
-    """Return the time of the last record and the record, or the problem."""
-    from shoal.load.record import DATA_FIELD, decode
-    from shoal.load_kinds import KINDS
-    from shoal.runtime import PRODUCTION
-    from shoal.wire.blocking_connection import ask
-    from shoal.wire.envelope import TELEMETRY_KEY
-
-    try:
-        login = source.login
-        to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
-        user = login.username, login.password
-        question = ("XINFO", "STREAM", TELEMETRY_KEY)
-        reply: Any = ask(to.host, to.port, *user, *question, timeout_s=_ASK_TIMEOUT_S, dial=to.dial)
-        entry, fields = reply[b"last-entry"]
-        values = dict(zip(fields[::2], fields[1::2], strict=True))
-        return int(entry.split(b"-")[0]) / 1000, decode(values[DATA_FIELD], KINDS), None
-    except hiredis.ReplyError as error:
-        return 0.0, None, _refusal(str(error))
-    except ShoalError as error:
-        return 0.0, None, str(error)
-    except (KeyError, TypeError, ValueError):
-        return 0.0, None, "its telemetry stream has invalid data"
-
-
-def _refusal(text: str) -> str:
-    """What a server's refusal means."""
-    if "no such key" in text:
-        return "no telemetry yet"
-    return "this login may not read telemetry: use the role reader" if text.startswith("NOPERM") else text
 
 
 def summarize(server: ServerAddress, record: TelemetryRecord, age_s: float) -> ServerRow:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.cli.output import plural
+from shoal.cli.output import age_text, plural, short_count
 from shoal.cli.top_balance import table
+from shoal.cluster.queue_rows import QueueRow
 from shoal.errors import CoordinatorError, ForgedEntryError
 from shoal.plan.kinds import QUEUE
 from shoal.plan.ring import ServerAddress
@@ -39,24 +40,6 @@ class StoreRow(msgspec.Struct, frozen=True):
     memory_max_bytes: int | None = None
     written_bytes_per_s: float | None = None
     connections: int | None = None
-
-
-class QueueRow(msgspec.Struct, frozen=True):
-    """A queue on all its stores in their last seconds."""
-
-    queue: str
-    stores: tuple[str, ...]
-    messages: int
-    oldest_s: float
-    """Age of the message that is next."""
-    held: int
-    """Keys that consumers hold, or whose head has failed."""
-    ready: int
-    consumers: int
-    dead: int
-    halted: int
-    puts_per_s: float
-    dones_per_s: float
 
 
 async def stores_of(coordinator: Coordinator, verifier: Verifier) -> tuple[ServerAddress, ...]:
@@ -92,38 +75,6 @@ def store_row(store: ServerAddress, record: TelemetryRecord, age_s: float, stale
     )
 
 
-def queue_rows(records: Iterable[TelemetryRecord], queues_max: int) -> tuple[QueueRow, ...]:
-    """The queues in the last records of stores, those with most messages first."""
-    from shoal.plan.shard_names import read_shard_name
-
-    found: dict[str, QueueRow] = {}
-    for record in records:
-        interval_s = record.host["interval_s"] or 1.0
-        seen: set[str] = set()
-        for unit, row in record.tables[QUEUE].rows().items():
-            name = read_shard_name(unit)
-            if name is None:
-                continue
-            queue = name[0].decode()
-            before = found.get(queue) or QueueRow(queue, (), 0, 0.0, 0, 0, 0, 0, 0, 0.0, 0.0)
-            first = queue not in seen  # some figures are those of the queue on this store, the same in all its rows
-            seen.add(queue)
-            found[queue] = QueueRow(
-                queue,
-                (*before.stores, record.id.host) if first else before.stores,
-                before.messages + row["messages"],
-                round(max(before.oldest_s, row["oldest_s"]), 3),
-                before.held + row["held"],
-                before.ready + row["ready"],
-                max(before.consumers, row["consumers"]),
-                before.dead + (row["dead"] if first else 0),
-                before.halted + (row["halted"] if first else 0),
-                before.puts_per_s + row["puts"] / interval_s,
-                before.dones_per_s + row["dones"] / interval_s,
-            )
-    return tuple(sorted(found.values(), key=lambda row: (-row.messages, -row.puts_per_s, row.queue))[:queues_max])
-
-
 def render_queues(stores: Iterable[StoreRow], queues: Iterable[QueueRow]) -> list[RenderableType]:
     """Tables of stores and queues; nothing in a cluster without stores."""
     from rich.text import Text
@@ -148,8 +99,9 @@ def render_queues(stores: Iterable[StoreRow], queues: Iterable[QueueRow]) -> lis
         rows.add_row(
             Text(queue.queue),
             queue.stores[0] if len(queue.stores) == 1 else f"{queue.stores[0]} +{len(queue.stores) - 1}",
-            *(_short(queue.messages), _age(queue.oldest_s), _short(queue.puts_per_s), _short(queue.dones_per_s)),
-            *(_short(queue.held), _short(queue.consumers), _short(queue.dead), _short(queue.halted)),
+            *(short_count(queue.messages), age_text(queue.oldest_s)),
+            *map(short_count, (queue.puts_per_s, queue.dones_per_s, queue.held)),
+            *map(short_count, (queue.consumers, queue.dead, queue.halted)),
         )
     return [hosts, *troubles, Text(), rows, Text()]
 
@@ -158,19 +110,8 @@ def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
-def _short(value: float) -> str:
-    """A number of at most six characters."""
-    if value < 100_000:
-        return f"{value:,.0f}"
-    return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:.3g} M"
-
-
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _age(seconds: float) -> str:
-    return "-" if not seconds else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
 
 
 def _size(value: float) -> str:

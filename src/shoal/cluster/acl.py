@@ -165,7 +165,8 @@ def store_rights(role: str, scripts: Mapping[str, str]) -> str:
     if role == AGENT:
         return f"{use} {_TELEMETRY} +info +client|list +client|kill"
     if role == ADMIN:
-        return f"{use} +subscribe +unsubscribe +info +client|list +client|kill +config|get +shutdown"
+        manage = "+info +client|list +client|kill +config|get +shutdown"
+        return f"{use} {_TELEMETRY} +xinfo|stream +subscribe +unsubscribe {manage}"
     raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")
 
 

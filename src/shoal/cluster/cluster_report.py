@@ -8,12 +8,14 @@ process does not delay the report, and is named in it. Works with any login; wha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from shoal.balance.balancer_keys import PINS_PREFIX, STATE_KEY, BalancerState, decode
+from shoal.cluster.last_record import LastRecord, last_records
+from shoal.cluster.queue_rows import STALE_S, QueueRow, queue_rows
 from shoal.cluster.server_load import ServerLoad, measure_loads
 from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator, LeaseInfo
@@ -43,6 +45,7 @@ from shoal.plan.signature import Verifier
 from shoal.runtime import PRODUCTION
 
 T = TypeVar("T")
+_OK: Final = "ok"
 
 
 class ServerReport(msgspec.Struct, frozen=True):
@@ -74,6 +77,24 @@ class StoreReport(msgspec.Struct, frozen=True):
     trouble: str | None
 
 
+class QueueLevels(msgspec.Struct, frozen=True):
+    """A queue in the last second, on all its stores that answer; None if none does."""
+
+    queue: str
+    stores: dict[str, str]
+    """Its stores, and whether their figures are in the sums: `ok`, or why not."""
+    messages: int | None = None
+    oldest_s: float | None = None
+    """Age of the message that is next."""
+    held: int | None = None
+    """Keys in flight: consumers hold them, or their head has failed."""
+    consumers: int | None = None
+    dead: int | None = None
+    """Dead letters."""
+    halted: int | None = None
+    """Keys that wait for an operator."""
+
+
 class ClusterReport(msgspec.Struct, frozen=True):
     """A cluster at one moment. What the login may not read, or what did not answer, is None."""
 
@@ -102,6 +123,8 @@ class ClusterReport(msgspec.Struct, frozen=True):
     """By name: why a queue cannot be used now."""
     queues_requested: int | None = None
     """Requests about queues that have not ended."""
+    queue_levels: tuple[QueueLevels, ...] = ()
+    """What queues hold, those with most messages first."""
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -153,6 +176,7 @@ async def read_report(
     `stores` are known to be there even if the coordinator does not answer; their load is measured without waiting for
     it."""
     known = asyncio.ensure_future(measure_loads((*servers, *stores), address, interval_s, timeout_s))
+    known_records = asyncio.ensure_future(last_records(stores, address, timeout_s))
     plan, trouble = None, None
     try:
         async with asyncio.timeout(timeout_s):
@@ -167,7 +191,11 @@ async def read_report(
     every_store = {store.id: store for store in (*stores, *(_known_stores(plan) if plan else ()))}
     found = (*(ring.servers if ring else ()), *every_store.values())
     others = [server for server in found if server.id not in measured]
-    loads = {**await measure_loads(others, address, interval_s, timeout_s), **await known}
+    other_stores = [store for store in every_store.values() if store.id not in measured]
+    other_loads, other_records = await asyncio.gather(
+        measure_loads(others, address, interval_s, timeout_s), last_records(other_stores, address, timeout_s)
+    )
+    loads, records = {**other_loads, **await known}, {**other_records, **await known_records}
     everyone = {server.id: server for server in (*servers, *(ring.servers if ring else ()))}
     if plan is not None and ring is None:
         trouble = "the coordinator has no ring yet: start the servers' agents and a balancer"
@@ -189,7 +217,34 @@ async def read_report(
         queues=len(plan.queues) if plan else 0,
         queues_unavailable=_unavailable(plan) if plan else {},
         queues_requested=plan.queues_requested if plan else None,
+        queue_levels=_levels(plan, records, PRODUCTION.wall()) if plan else (),
     )
+
+
+def _levels(plan: _Plan, records: Mapping[str, LastRecord], now: float) -> tuple[QueueLevels, ...]:
+    """What the queues of the plan hold."""
+    states = {store: _store_state(plan, store, found, now) for store, found in records.items()}
+    fresh = (found.record for store, found in records.items() if states[store] == _OK)
+    rows = {row.queue: row for row in queue_rows(record for record in fresh if record is not None)}
+    levels = [_level(entry, states, rows.get(entry.unit.decode())) for entry in plan.queues]
+    return tuple(sorted(levels, key=lambda level: (-(level.messages or 0), level.queue)))
+
+
+def _store_state(plan: _Plan, store: str, found: LastRecord, now: float) -> str:
+    if found.trouble is not None:
+        return found.trouble
+    age_s = now - found.written_at
+    away = plan.stores is not None and store not in plan.stores
+    if away or age_s >= STALE_S:
+        return "is not alive" if away else f"no data for {age_s:.0f} s"
+    return _OK
+
+
+def _level(entry: QueueEntry, states: Mapping[str, str], row: QueueRow | None) -> QueueLevels:
+    stores = {store.id: states[store.id] for store in entry.stores}
+    if row is None:
+        return QueueLevels(entry.unit.decode(), stores)
+    return QueueLevels(row.queue, stores, row.messages, row.oldest_s, row.held, row.consumers, row.dead, row.halted)
 
 
 def _known_stores(plan: _Plan) -> Iterator[ServerAddress]:

@@ -6,8 +6,9 @@ Owns the interpretation of INFO for display. Nothing is decided from it; the bal
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Final, TypeAlias
 
 import hiredis
@@ -47,8 +48,10 @@ async def measure_loads(
     return {server.id: load for server, load in zip(servers, found, strict=True)}
 
 
-async def _measure(server: ServerAddress, login: Address, interval_s: float, timeout_s: float) -> ServerLoad | str:
-    to = PRODUCTION.with_tls(login.tls).address_book.reach(server)
+@contextlib.asynccontextmanager
+async def connected(host: ServerAddress, login: Address, timeout_s: float) -> AsyncIterator[Connection]:
+    """A connection to a server or store, which ends at once with the block."""
+    to = PRODUCTION.with_tls(login.tls).address_book.reach(host)
     connection = Connection(
         to.host,
         to.port,
@@ -60,18 +63,23 @@ async def _measure(server: ServerAddress, login: Address, interval_s: float, tim
         answer_timeout_s=timeout_s,
     )
     try:
-        async with asyncio.timeout(timeout_s):
-            await connection.open()
+        await connection.open()
+        yield connection
+    finally:
+        connection.abort()
+
+
+async def _measure(server: ServerAddress, login: Address, interval_s: float, timeout_s: float) -> ServerLoad | str:
+    try:
+        async with asyncio.timeout(timeout_s) as limit, connected(server, login, timeout_s) as connection:
             before, first = await _sample(connection), await _sample(connection)
-        await asyncio.sleep(interval_s)
-        async with asyncio.timeout(timeout_s):
+            limit.reschedule(asyncio.get_running_loop().time() + interval_s + timeout_s)
+            await asyncio.sleep(interval_s)
             second = await _sample(connection)
     except TimeoutError:
         return f"does not answer within {timeout_s:g} s"
     except (ShoalError, hiredis.ReplyError) as error:
         return str(error)
-    finally:
-        connection.abort()
     return _compare(server.id, before, first, second)
 
 

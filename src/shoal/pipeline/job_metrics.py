@@ -1,6 +1,7 @@
 """Metrics of the pipeline's jobs, for Prometheus: how far a job is behind, what it has read, how long batches take.
 
-Owns their names. The label `job` is the name of the command: `load` or `archive`. Jobs on Spark's streams take the
+Owns their names. The label `job` is the name of the command: `load`, `archive`, or `dead_letters` for
+`archive --dead`. Jobs on Spark's streams take the
 figures from the progress of their query.
 """
 

@@ -37,7 +37,7 @@ from shoal.history.archive_table import OLD_MANIFEST
 from shoal.history.table import TIME, name_array, text_array
 from shoal.load.window import NAME, LoadWindow, window_schema
 from shoal.load_kinds import KINDS
-from shoal.pipeline.archive.table_writer import TABLE_PROPERTIES, VACUUM_S, writing
+from shoal.pipeline.archive.table_writer import TABLE_PROPERTIES, compact_day, writing
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -279,15 +279,7 @@ class WindowKeeper:
         with writing(self._location, WHAT):
             write_deltalake(self._table.delta, table, mode="append", schema_mode="merge", commit_properties=named)
             self._pending, self._bytes = [], 0
-            self._compact(table[_DAY.name][-1].as_py())
-
-    def _compact(self, day: dt.date) -> None:
-        """Merges the files of a day if they are many, and deletes files that were merged long ago."""
-        delta = self._table.delta
-        days = pa.table(delta.get_add_actions(flatten=True))["partition.day"].to_pylist()
-        if days.count(day) >= COMPACT_FILES_MIN:
-            delta.optimize.compact([(_DAY.name, "=", day.isoformat())])
-            delta.vacuum(int(VACUUM_S / 3600), dry_run=False, full=True)
+            compact_day(self._table.delta, table[_DAY.name][-1].as_py(), COMPACT_FILES_MIN)
 
 
 _DAY: Final = pa.field("day", pa.date32())

@@ -19,6 +19,7 @@ from shoal.pipeline.source.dead_letters import UNREADABLE
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.options import read_options
 from shoal.plan.ring import ServerAddress
+from shoal.queues.queue import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,8 +46,12 @@ def read(store: RedisServer, **more: str) -> list[dict[str, Any]]:
 
 async def bury(client: StoreClient, name: str, count: int) -> None:
     """Puts messages that fail at once."""
-    queue = client.queue(name)
-    for number in range(count):
+    await bury_in(client.queue(name), count)
+
+
+async def bury_in(queue: Queue, count: int, first: int = 0) -> None:
+    """Puts messages with numbers from `first` on, which fail at once."""
+    for number in range(first, first + count):
         await queue.put(b"%d" % number, key="eu", id=f"order {number}", attributes={"country": "FR"})
     left = count
     async with queue.take(max_in_flight=1) as jobs:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa
@@ -34,6 +35,7 @@ from shoal.history.archive_table import (
 )
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
     from deltalake.transaction import AddAction, RemoveAction, Transaction
 
 VACUUM_S: Final = 7 * 86_400.0
@@ -166,6 +168,19 @@ def writing(location: ArchiveLocation, what: str = "the archive") -> Iterator[No
             f"{what} {location} cannot be written: {reason(error)}",
             do="check the place, and the credentials and the endpoint of an object store",
         ) from error
+
+
+def table_paths(delta: DeltaTable, day: dt.date) -> list[str]:
+    """The files of a day in a table that is partitioned by day."""
+    rows = pa.table(delta.get_add_actions(flatten=True)).to_pylist()
+    return [unquote(row["path"]) for row in rows if row[f"partition.{DAY.name}"] == day]
+
+
+def compact_day(delta: DeltaTable, day: dt.date, files_min: int) -> None:
+    """Merges the files of a day if there are `files_min`, and deletes files that were merged long ago."""
+    if len(table_paths(delta, day)) >= files_min:
+        delta.optimize.compact([(DAY.name, "=", day.isoformat())])
+        delta.vacuum(int(VACUUM_S / 3600), dry_run=False, full=True)
 
 
 def _add(file: ArchivedFile, *, data_change: bool) -> AddAction:

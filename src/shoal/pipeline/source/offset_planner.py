@@ -67,6 +67,11 @@ class OffsetPlanner:
         self._missed: set[tuple[str, str]] = set()
         self._warned = False
 
+    @property
+    def silent(self) -> list[str]:
+        """The servers that did not answer their last query."""
+        return self._cluster.silent_servers()
+
     def first(self, starting: Start | None = None) -> dict[str, ServerOffset]:
         """The offset of a reader that has read nothing yet."""
         wanted = self._options.starting if starting is None else starting

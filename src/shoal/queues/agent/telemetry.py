@@ -16,7 +16,7 @@ import hiredis
 from shoal.errors import ConnectError, ProtocolError
 from shoal.load.record import xadd
 from shoal.logs import get_log
-from shoal.queues.agent.meter import QueueLoad, StoreMeter, StoreSample
+from shoal.queues.agent.meter import QueueLoad, QueueSigns, StoreMeter, StoreSample
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.script_loader import Scripts
 from shoal.runtime import Runtime
@@ -66,8 +66,13 @@ class StoreTelemetry:
     async def write_one(self, connection: Connection, second: int) -> None:
         """Writes the record of a second that has ended. Raises errors of the connection and of the store."""
         queues = dict(self._queues())
-        states = await connection.ask(*((b"GET", KEY_PREFIX + queue + b":state") for queue in queues)) if queues else []
-        there = {queue: line for queue, line in zip(queues, states, strict=True) if line is not None}
+        asking = [question for queue in queues for question in QueueSigns.questions(KEY_PREFIX + queue + b":")]
+        replies = await connection.ask(*asking) if asking else []
+        count = len(QueueSigns._fields)
+        pages = (replies[at : at + count] for at in range(0, len(replies), count))
+        there = {
+            queue: QueueSigns._make(page) for queue, page in zip(queues, pages, strict=True) if page[0] is not None
+        }
         asked = self._meter.changed(queues, there)
         loads: dict[bytes, QueueLoad | None] = dict.fromkeys(there)
         for queue, load in zip(
