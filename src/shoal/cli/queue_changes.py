@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _TIMEOUT_S: Final = 5.0
 _WAIT_S: Final = 60.0
 _POLL_S: Final = 0.05
+_BUSY_S: Final = 5.0
+"""How long a command that does not wait for its own request waits for the one before it."""
 _FLAGS: Final[dict[str, tuple[Callable[[str], Any], str, str]]] = {
     "messages_max": (int, "N", "messages that the queue holds"),
     "bytes_max": (int, "N", "bytes that the queue holds"),
@@ -211,24 +213,32 @@ class Change:
             raise QueueNotFoundError(f"there is no queue {self._name}", do="see `shoal queue list`")
         if await self._coordinator.lease_of(KEEPER_LEASE) is None:
             raise PlanError("no balancer is running: the plan's lease is not held", do="start the cluster (shoal up)")
-        request = make(self._unit, self.entry)
         key = move_key(self._unit, QUEUE)
-        try:
-            self._version = await self._coordinator.put(key, encode_queue_request(request), expect=0)
-        except ConflictError as error:
-            before = await self._coordinator.get(key)
-            if before is not None and not (
-                action == "created" and isinstance(decode_queue_request(before.value), CreateQueue)
-            ):
-                raise QueueError(
-                    f"another request about queue {self._name} is under way", do="wait a moment and try again"
-                ) from error
-            self._version = before.version if before is not None else 0
-            note("a client has asked for this queue already")
+        until = time.monotonic() + (_BUSY_S if wait_s is None else wait_s)
+        while True:
+            request = make(self._unit, self.entry)
+            try:
+                self._version = await self._coordinator.put(key, encode_queue_request(request), expect=0)
+                break
+            except ConflictError as error:
+                before = await self._coordinator.get(key)
+                if before is None:
+                    continue  # it has ended meanwhile
+                if action == "created" and isinstance(decode_queue_request(before.value), CreateQueue):
+                    self._version = before.version
+                    note("a client has asked for this queue already")
+                    break
+                if time.monotonic() >= until:
+                    raise QueueError(
+                        f"another request about queue {self._name} is under way", do="wait a moment and try again"
+                    ) from error
+            await asyncio.sleep(_POLL_S)
+            self.entry = await self.read()
+            if self.entry is None:
+                raise QueueNotFoundError(f"there is no queue {self._name} any more", do="see `shoal queue list`")
         if wait_s is None:
             self.outcome = "requested"
             return
-        until = time.monotonic() + wait_s
         while (asked := await self._coordinator.get(key)) is not None and asked.version == self._version:
             if progress is not None and (entry := await self.read()) is not None:
                 progress(entry)
