@@ -30,6 +30,6 @@ PROTOCOLS: Final = {
         Protocol(
             "balancer", partial(_run, balancer.run_seed), balancer_corners.CORNERS, balancer_corners.BREAKS, ("move",)
         ),
-        Protocol("queue", partial(_run, queue.run_seed), queue.CORNERS, queue.BREAKS, ()),
+        Protocol("queue", partial(_run, queue.run_seed), queue.CORNERS, queue.BREAKS, ("move ended",)),
     )
 }
