@@ -22,10 +22,10 @@
 
 local operation = ARGV[1]
 
-local function set_conf()
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 1])
-  end
+local CONF = 12 -- numbers of CONF
+
+local function conf_words()
+  return {unpack(ARGV, 2, CONF + 1)}
 end
 
 local refused = load_conf()
@@ -36,9 +36,7 @@ if operation == 'create' then
     end
     return 0
   end
-  set_conf()
-  shut = ARGV[#CONF + 2]
-  make_queue()
+  make_queue(conf_words(), ARGV[CONF + 2])
   return 1
 end
 if refused then
@@ -116,9 +114,9 @@ local function drop_page(count)
 end
 
 if operation == 'configure' then
-  local version, paused = conf.version, conf.paused
-  set_conf()
-  conf.version, conf.paused = version, paused
+  local version, paused, letters = conf.version, conf.paused, shut
+  read_conf(table.concat(conf_words(), ' '))
+  conf.version, conf.paused, shut = version, paused, letters
   save_conf()
   return 1
 elseif operation == 'pause' then
@@ -134,7 +132,7 @@ elseif operation == 'stats' then
     first = redis.call('LINDEX', messages_key(shard, key), 0)
   end
   return {
-    write_numbers(CONF, conf), write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'),
+    conf_line(), state_line(), redis.call('ZCARD', prefix .. 'leases'),
     redis.call('ZCARD', prefix .. 'waiting'), redis.call('XLEN', prefix .. 'dead'),
     redis.call('SCARD', prefix .. 'halted'), first,
   }
@@ -145,7 +143,7 @@ elseif operation == 'load' then
     work[work[at]] = work[at + 1]
   end
   local found = {
-    write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
+    state_line(), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
     redis.call('SCARD', prefix .. 'halted'),
   }
   for at = 2, #ARGV do

@@ -13,46 +13,57 @@ local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
 local prefix = KEYS[1]
-local conf, state = {}, {}
+local conf, state = nil, nil
 local shut = nil -- a letter for each shard, if one of them is not open here: see is_open
-local CONF = {
-  'version', 'shards', 'messages_max', 'bytes_max', 'keys_max', 'attempts_max', 'dedupe_ms', 'ids_max', 'dead_max',
-  'lease_ms', 'halt', 'paused',
-}
-local STATE = {
-  'now', 'wall', 'counter', 'messages', 'bytes', 'keys', 'owned', 'ready', 'delayed', 'ids', 'ids_old', 'generation',
-  'generation_at', 'buried', 'puts', 'put_bytes', 'dones',
-}
+local stored_now = 0 -- the clock when the state was last stored
 
--- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
-local texts = {}
 local function text(number)
-  local word = texts[number]
-  if not word then
-    word = string.format('%.0f', number)
-    texts[number] = word
-  end
-  return word
+  return string.format('%d', number)
 end
 
--- Read the numbers of a line; return the word behind them, if there is one.
-local function read_numbers(names, line, into)
-  local words = {string.match(line, string.rep('(%S+) ', #names - 1) .. '(%S+) ?(%a*)')}
-  for at, name in ipairs(names) do
-    local word = words[at]
-    local number = word + 0
-    into[name], texts[number] = number, word
-  end
-  local more = words[#names + 1]
-  return more ~= '' and more or nil
+-- The lines `conf` and `state` are written out here, name by name: each call of a script reads them, and loops over names
+-- cost as much as the rest of the call.
+local function read_conf(line)
+  local version, shards, messages_max, bytes_max, keys_max, attempts_max, dedupe_ms, ids_max, dead_max, lease_ms, halt,
+    paused, letters = string.match(
+      line, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%l*)$'
+    )
+  conf = {
+    version = version + 0, shards = shards + 0, messages_max = messages_max + 0, bytes_max = bytes_max + 0,
+    keys_max = keys_max + 0, attempts_max = attempts_max + 0, dedupe_ms = dedupe_ms + 0, ids_max = ids_max + 0,
+    dead_max = dead_max + 0, lease_ms = lease_ms + 0, halt = halt + 0, paused = paused + 0,
+  }
+  shut = letters ~= '' and letters or nil
 end
 
-local function write_numbers(names, from)
-  local words = {}
-  for at, name in ipairs(names) do
-    words[at] = text(from[name] or 0)
-  end
-  return table.concat(words, ' ')
+local function conf_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d', conf.version, conf.shards, conf.messages_max, conf.bytes_max, conf.keys_max,
+    conf.attempts_max, conf.dedupe_ms, conf.ids_max, conf.dead_max, conf.lease_ms, conf.halt, conf.paused
+  )
+end
+
+local function read_state(line)
+  local now, wall, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
+    puts, put_bytes, dones = string.match(
+      line,
+      '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+    )
+  state = {
+    now = now + 0, wall = wall + 0, counter = counter + 0, messages = messages + 0, bytes = bytes + 0, keys = keys + 0,
+    owned = owned + 0, ready = ready + 0, delayed = delayed + 0, ids = ids + 0, ids_old = ids_old + 0,
+    generation = generation + 0, generation_at = generation_at + 0, buried = buried + 0, puts = puts + 0,
+    put_bytes = put_bytes + 0, dones = dones + 0,
+  }
+  stored_now = state.now
+end
+
+local function state_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.now, state.wall, state.counter, state.messages,
+    state.bytes, state.keys, state.owned, state.ready, state.delayed, state.ids, state.ids_old, state.generation,
+    state.generation_at, state.buried, state.puts, state.put_bytes, state.dones
+  )
 end
 
 -- The queue's own clock: milliseconds that never jump. Leases, retries and delays are measured on it.
@@ -72,8 +83,8 @@ local function load_conf()
   if not line then
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
-  shut = read_numbers(CONF, line, conf)
-  read_numbers(STATE, redis.call('GET', prefix .. 'state'), state)
+  read_conf(line)
+  read_state(redis.call('GET', prefix .. 'state'))
   advance_clock()
   return nil
 end
@@ -90,7 +101,7 @@ local function load_version(version)
 end
 
 local function save_conf()
-  local line = write_numbers(CONF, conf)
+  local line = conf_line()
   if shut then
     line = line .. ' ' .. shut
   end
@@ -171,20 +182,16 @@ end
 -- The last step of every call that changes something.
 local function save_state()
   flush_records()
-  redis.call('SET', prefix .. 'state', write_numbers(STATE, state))
+  redis.call('SET', prefix .. 'state', state_line())
 end
 
--- A new queue: `conf` and `shut` are set.
-local function make_queue()
-  if shut and not string.find(shut, '[^o]') then
-    shut = nil
-  end
-  for _, name in ipairs(STATE) do
-    state[name] = 0
-  end
+-- A new queue. `words` is an array with the numbers of `conf`, `letters` has the state of each shard.
+local function make_queue(words, letters)
+  read_conf(table.concat(words, ' '))
+  shut = letters and string.find(letters, '[^o]') and letters or nil
+  read_state('0 0 1' .. string.rep(' 0', 14))
   local time = redis.call('TIME')
   state.wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-  state.counter = 1
   save_conf()
   save_state()
 end

@@ -442,11 +442,7 @@ if refused then
   if operation ~= 'place' or string.find(ARGV[5], 'o', 1, true) then
     return refused
   end
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 5])
-  end
-  shut = string.rep('a', conf.shards)
-  make_queue()
+  make_queue({unpack(ARGV, 6, 17)}, string.rep('a', ARGV[7]))
 elseif tonumber(version) ~= conf.version then
   return redis.error_reply('OTHERVERSION ' .. text(conf.version))
 end
@@ -459,11 +455,9 @@ if revision > newest then
 end
 
 if operation == 'place' then
-  local paused = conf.paused
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 5])
-  end
-  conf.paused = paused
+  local paused, letters = conf.paused, shut
+  read_conf(table.concat({unpack(ARGV, 6, 17)}, ' '))
+  conf.paused, shut = paused, letters
   return place(ARGV[4], ARGV[5])
 end
 local shard = ARGV[4]
