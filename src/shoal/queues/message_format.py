@@ -20,7 +20,7 @@ KEY_PREFIX: Final = b"__shoal:q:"
 KEY_BYTES_MAX: Final = 512
 ID_BYTES_MAX: Final = 256
 PUSHED_PARTS: Final = 8
-"""Shard, key, token, attempts, suspect, messages left, other ready keys, message."""
+"""Of each job: shard, key, token, attempts, suspect, messages left, other ready keys, message."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
 
 
@@ -92,8 +92,8 @@ def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
     return raw
 
 
-def read_parts(data: bytes) -> list[bytes]:
-    """The parts of a pushed job: each has its length before it."""
+def read_pushed(data: bytes) -> list[list[bytes]]:
+    """The parts of each job of a push: each part has its length before it."""
     parts = []
     at = 0
     while at < len(data):
@@ -103,9 +103,9 @@ def read_parts(data: bytes) -> list[bytes]:
         size = int(data[at:colon])
         parts.append(data[colon + 1 : colon + 1 + size])
         at = colon + 1 + size
-    if len(parts) != PUSHED_PARTS:
-        raise ProtocolError(f"a pushed job has {len(parts)} parts, not {PUSHED_PARTS}")
-    return parts
+    if not parts or len(parts) % PUSHED_PARTS:
+        raise ProtocolError(f"a push has {len(parts)} parts, not {PUSHED_PARTS} for each job")
+    return [parts[start : start + PUSHED_PARTS] for start in range(0, len(parts), PUSHED_PARTS)]
 
 
 def put_us_of(begin: bytes) -> int | None:

@@ -7,7 +7,9 @@
 
 local CLOCK_STEP_MS_MAX = 1000 -- a call advances the queue's clock by no more, whatever the server's clock does
 local EXPIRED_MAX = 32 -- consumers whose leases one call ends
-local OFFERED_MAX = 64 -- consumers that are read at once to be offered a key
+local CLOCK_SAVE_MS = 100 -- a call that changes nothing else stores the clock if it has advanced by so much
+local OFFERED_MAX = 64 -- consumers that are read at once to be offered keys
+local OFFERED_KEYS_MAX, OFFERED_BYTES_MAX = 16, 262144 -- of one push; the first key always fits
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
@@ -15,7 +17,7 @@ local COUNTED = 16 -- one message in so many is counted under its shard: a count
 local prefix = KEYS[1]
 local conf, state = nil, nil
 local shut = nil -- a letter for each shard, if one of them is not open here: see is_open
-local stored_now = 0 -- the clock when the state was last stored
+local stored_wall, stored_counts = 0, '' -- as the state was last stored
 
 local function text(number)
   return string.format('%d', number)
@@ -28,12 +30,16 @@ local function read_conf(line)
     paused, letters = string.match(
       line, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%l*)$'
     )
+  if not version then
+    return false
+  end
   conf = {
     version = version + 0, shards = shards + 0, messages_max = messages_max + 0, bytes_max = bytes_max + 0,
     keys_max = keys_max + 0, attempts_max = attempts_max + 0, dedupe_ms = dedupe_ms + 0, ids_max = ids_max + 0,
     dead_max = dead_max + 0, lease_ms = lease_ms + 0, halt = halt + 0, paused = paused + 0,
   }
   shut = letters ~= '' and letters or nil
+  return true
 end
 
 local function conf_line()
@@ -44,26 +50,35 @@ local function conf_line()
 end
 
 local function read_state(line)
-  local now, wall, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
+  local now, wall, counts, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
     puts, put_bytes, dones = string.match(
       line,
-      '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$'
+      '^(%-?%d+) (%-?%d+) ((%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) '
+        .. '(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+))$'
     )
+  if not now then
+    return false
+  end
   state = {
     now = now + 0, wall = wall + 0, counter = counter + 0, messages = messages + 0, bytes = bytes + 0, keys = keys + 0,
     owned = owned + 0, ready = ready + 0, delayed = delayed + 0, ids = ids + 0, ids_old = ids_old + 0,
     generation = generation + 0, generation_at = generation_at + 0, buried = buried + 0, puts = puts + 0,
     put_bytes = put_bytes + 0, dones = dones + 0,
   }
-  stored_now = state.now
+  stored_wall, stored_counts = state.wall, counts
+  return true
+end
+
+local function counts_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.counter, state.messages, state.bytes, state.keys, state.owned,
+    state.ready, state.delayed, state.ids, state.ids_old, state.generation, state.generation_at, state.buried,
+    state.puts, state.put_bytes, state.dones
+  )
 end
 
 local function state_line()
-  return string.format(
-    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.now, state.wall, state.counter, state.messages,
-    state.bytes, state.keys, state.owned, state.ready, state.delayed, state.ids, state.ids_old, state.generation,
-    state.generation_at, state.buried, state.puts, state.put_bytes, state.dones
-  )
+  return string.format('%d %d %s', state.now, state.wall, counts_line())
 end
 
 -- The queue's own clock: milliseconds that never jump. Leases, retries and delays are measured on it.
@@ -83,8 +98,9 @@ local function load_conf()
   if not line then
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
-  read_conf(line)
-  read_state(redis.call('GET', prefix .. 'state'))
+  if not read_conf(line) or not read_state(redis.call('GET', prefix .. 'state') or '') then
+    return redis.error_reply('DAMAGED the state of the queue on this store cannot be read')
+  end
   advance_clock()
   return nil
 end
@@ -182,7 +198,11 @@ end
 -- The last step of every call that changes something.
 local function save_state()
   flush_records()
-  redis.call('SET', prefix .. 'state', state_line())
+  local counts = counts_line()
+  if counts ~= stored_counts or math.abs(state.wall - stored_wall) >= CLOCK_SAVE_MS then
+    redis.call('SET', prefix .. 'state', state_line())
+    stored_wall, stored_counts = state.wall, counts
+  end
 end
 
 -- A new queue. `words` is an array with the numbers of `conf`, `letters` has the state of each shard.
@@ -191,7 +211,7 @@ local function make_queue(words, letters)
   shut = letters and string.find(letters, '[^o]') and letters or nil
   read_state('0 0 1' .. string.rep(' 0', 14))
   local time = redis.call('TIME')
-  state.wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  state.wall, stored_counts = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), ''
   save_conf()
   save_state()
 end
@@ -222,14 +242,9 @@ local function rotate_generations()
   save_state()
 end
 
--- Messages that were put into a shard, or done, of which `total` is the new total of the queue. The time shifts the
--- samples, so that messages whose keys repeat in a pattern are counted evenly too.
-local function count_work(letter, shard, messages, total)
-  local phase = total + state.wall
-  local samples = math.floor(phase / COUNTED) - math.floor((phase - messages) / COUNTED)
-  if samples > 0 then
-    redis.call('HINCRBY', prefix .. 'work', letter .. shard, text(samples * COUNTED))
-  end
+-- Messages that were put into a shard (letter p), or done (d).
+local function count_work(letter, shard, messages)
+  redis.call('HINCRBY', prefix .. 'work', letter .. shard, messages)
 end
 
 local function messages_key(shard, key)
@@ -347,7 +362,11 @@ local function remove_done(shard, key, record, upto)
       state.bytes = state.bytes - #body
     end
     state.messages, state.dones = state.messages - #done, state.dones + #done
-    count_work('d', shard, #done, state.dones)
+    local phase = state.dones + state.wall
+    local samples = math.floor(phase / COUNTED) - math.floor((phase - #done) / COUNTED)
+    if samples > 0 then
+      count_work('d', shard, samples * COUNTED)
+    end
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
   end
@@ -415,8 +434,67 @@ local function framed(part)
   return text(#part) .. ':' .. part
 end
 
--- Give ready keys to waiting consumers, the least loaded first: each gets one key, pushed to its inbox with the first
--- message and the number of other ready keys. A consumer that does not listen is skipped; it takes when it is back.
+-- The first `wanted` ready keys, or fewer: an array of {shard, keys, whether it has others}.
+local GRANTS_PAGE = 8 -- keys of one shard that are granted before the next shard has its turn
+local function first_keys(wanted)
+  local found = {}
+  for _, shard in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, wanted - 1)) do
+    local page = math.min(wanted, GRANTS_PAGE)
+    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, page) -- one more than is used
+    local others = #keys > page and 1 or 0
+    keys[page + 1] = nil
+    found[#found + 1] = {shard, keys, others}
+    wanted = wanted - #keys
+    if wanted == 0 then
+      break
+    end
+  end
+  return found
+end
+
+-- Push keys to the inbox of a waiting consumer, each with its first message; return whether it listens. `later` is the
+-- number of ready keys that other waiting consumers are about to get.
+local function push_keys(consumer, wanted, later)
+  local parts, granted, pops, bytes, count = {}, {}, {}, 0, 0
+  for _, one in ipairs(first_keys(wanted)) do
+    local shard, keys, used = one[1], one[2], 0
+    local known = read_records(shard, keys)
+    for at, key in ipairs(keys) do
+      local name = messages_key(shard, key)
+      local body = redis.call('LINDEX', name, 0)
+      if count > 0 and bytes + #body > OFFERED_BYTES_MAX then
+        break
+      end
+      used, count, bytes = at, count + 1, bytes + #body
+      local record = known[key] or {attempts = 0, suspect = 0}
+      local token, left = next_token(), redis.call('LLEN', name)
+      granted[count] = {shard, key, token}
+      parts[count] = table.concat({
+        framed(shard), framed(key), framed(token), framed(text(record.attempts)), framed(text(record.suspect)),
+        framed(text(left)), framed(text(math.max(state.ready - count - later, 0))), framed(body),
+      })
+    end
+    if used > 0 then
+      pops[#pops + 1] = {shard, used, #keys - used + one[3]}
+    end
+    if used < #keys then
+      break
+    end
+  end
+  if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) == 0 then
+    return false
+  end
+  for _, one in ipairs(pops) do
+    pop_ready(one[1], one[2], one[3])
+  end
+  for _, one in ipairs(granted) do
+    grant(one[1], one[2], consumer, one[3])
+  end
+  return true
+end
+
+-- Give ready keys to waiting consumers, the least loaded first: each gets an equal part of them, if it has the room. A
+-- consumer that does not listen is skipped; it takes when it is back.
 local function offer()
   while state.ready > 0 and conf.paused == 0 do
     local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX) - 1)
@@ -424,21 +502,12 @@ local function offer()
       return
     end
     redis.call('ZREM', prefix .. 'waiting', unpack(consumers))
-    for _, consumer in ipairs(consumers) do
-      local shard, key = first_ready()
-      local record = read_record(shard, key) or {attempts = 0, suspect = 0}
-      local token = next_token()
-      local left = redis.call('LLEN', messages_key(shard, key))
-      local body = redis.call('LINDEX', messages_key(shard, key), 0)
-      local parts = {
-        shard, key, token, text(record.attempts), text(record.suspect), text(left), text(state.ready - 1), body,
-      }
-      for at, part in ipairs(parts) do
-        parts[at] = framed(part)
-      end
-      if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) > 0 then
-        pop_ready(shard)
-        grant(shard, key, consumer, token)
+    local turns = redis.call('HMGET', prefix .. 'turns', unpack(consumers))
+    local share = math.ceil(state.ready / #consumers)
+    for at, consumer in ipairs(consumers) do
+      if state.ready > 0 then
+        local room = math.max(tonumber(string.match(turns[at] or '', ' (%d+)$')) or 1, 1)
+        push_keys(consumer, math.min(share, room, OFFERED_KEYS_MAX, state.ready), (#consumers - at) * share)
       end
     end
   end
