@@ -20,6 +20,9 @@ MIB: Final = 1024 * KIB
 NAME_BYTES_MAX: Final = 512
 """Longest name of a channel or pattern in a control message. Agents drop messages with longer ones."""
 
+QUEUE_BATCH_MESSAGES_MAX: Final = 1024
+"""Messages in one request that a store accepts (`BATCH_MAX` in the scripts of queues)."""
+
 FRAMING_BYTES_MAX: Final = 4 * KIB
 """Room for the rest of a delivery besides attributes and payload: RESP, envelope and channel name."""
 
@@ -376,6 +379,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise ConfigError(
                 f"limits.channel_name_bytes_max is {self.channel_name_bytes_max}",
                 do=f"give at most {NAME_BYTES_MAX}: control messages carry no longer names",
+            )
+        if self.queue_batch_messages_max > QUEUE_BATCH_MESSAGES_MAX:
+            raise ConfigError(
+                f"limits.queue_batch_messages_max is {self.queue_batch_messages_max}",
+                do=f"give at most {QUEUE_BATCH_MESSAGES_MAX}: stores refuse larger batches",
             )
         delivery_bytes = self.delivery_bytes_max
         if delivery_bytes > self.command_reply_bytes_max:

@@ -205,3 +205,23 @@ def test_an_answer_to_another_question_is_ignored() -> None:
     driver.tell(server, control.QueueRequested(b"others", control.QUEUE_ACCEPTED), request.nonce, CLIENT)
     driver.play()
     assert codes(driver) == []
+
+
+def test_requests_that_no_leader_answers_count_as_queues() -> None:
+    """Without a leader or a store nothing is listed: one client could fill the coordinator with requests."""
+    driver = agent(queues_max=3)
+    requests = driver.core.queue_requests
+    for number in range(5):
+        driver.tell(control.RequestQueue(number, b"q%d" % number))
+        if (asked := requests.take()) is not None:
+            requests.written(asked.unit, None)
+    codes = [control.QUEUE_ACCEPTED] * 3 + [control.QUEUE_TOO_MANY] * 2
+    assert sorted(answers(driver)) == list(enumerate(codes))
+    driver.tell(control.RequestQueue(9, b"q0"))  # again, because the client waits
+    assert requests.take() is not None
+    requests.written(b"q0", None)
+    assert answers(driver) == [(9, control.QUEUE_ACCEPTED)]
+    requests.listed(b"q0", exists=True)
+    requests.listed(b"q0", exists=False)  # an operator has dropped it
+    driver.tell(control.RequestQueue(10, b"q4"))
+    assert requests.take() is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterator
+from typing import Any
 
 import hiredis
 import pytest
@@ -12,12 +13,14 @@ from tests.support.connections import ask
 from tests.support.queue_store import client_of, store_server
 from tests.support.redis_server import RedisServer
 
-from shoal.cluster.acl import CLIENT, QUEUE_KEYS, ROLES, store_acl_file, store_rights
+from shoal.cluster.acl import ADMIN, CLIENT, QUEUE_KEYS, ROLES, store_acl_file, store_rights
+from shoal.errors import AuthenticationError
+from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.queue import NewMessage
 from shoal.queues.script_loader import load_scripts
 
-SHAS = [script.sha.decode() for script in load_scripts()]
+SHAS = {script.name: script.sha.decode() for script in load_scripts()}
 PASSWORDS = dict.fromkeys(ROLES, "secret")
 
 
@@ -39,9 +42,16 @@ def test_the_rights_name_every_command_that_the_scripts_call() -> None:
     assert QUEUE_KEYS.encode() == KEY_PREFIX
 
 
+async def make_queue(server: RedisServer, name: str, **settings: Any) -> None:
+    """Creates a queue, as the agent of a store does."""
+    async with client_of(server, user=ADMIN, password="secret") as admin:
+        await admin.create(name, **settings)
+
+
 async def test_a_client_of_the_store_can_do_everything_that_queues_need(guarded: RedisServer) -> None:
+    await make_queue(guarded, "rights", attempts_max=1)
     async with client_of(guarded, user=CLIENT, password="secret") as client:
-        queue = await client.create("rights", attempts_max=1)
+        queue = client.queue("rights")
         async with queue.take() as jobs:
             await queue.put_many([NewMessage(b"%d" % n, key="k", id=f"{n}") for n in range(3)])
             await (await anext(jobs)).done()
@@ -51,7 +61,21 @@ async def test_a_client_of_the_store_can_do_everything_that_queues_need(guarded:
             assert await queue.keys()
             assert await queue.peek()
         assert await queue.purge() == 3
-        await queue.drop()
+
+
+async def test_only_agents_and_administrators_create_configure_and_drop_queues_on_a_store(guarded: RedisServer) -> None:
+    await make_queue(guarded, "protected")
+    async with client_of(guarded, user=CLIENT, password="secret") as client:
+        queue = client.queue("protected")
+        await queue.put(b"kept")
+        for attempt in (queue.drop(), queue.configure(QueueSettings(messages_max=1)), client.create("other")):
+            with pytest.raises(AuthenticationError, match="NOPERM"):
+                await attempt
+        assert (await queue.stats()).messages == 1
+    ship = [SHAS["ship"], "1", f"{QUEUE_KEYS}protected:", "seal", "1", "1", "0", "1"]
+    for role in (CLIENT, ADMIN):
+        with pytest.raises(hiredis.ReplyError, match="NOPERM"):
+            ask(guarded.host, guarded.port, role, "secret", "EVALSHA", *ship)
 
 
 @pytest.mark.parametrize(
@@ -86,8 +110,9 @@ async def test_confirmed_messages_survive_a_kill_only_with_the_rule_for_replay(r
     if not replays:
         text = text.replace("resetpass allkeys allchannels +@all", "resetpass resetkeys resetchannels -@all")
     with store_server(users=users(text)) as server:
+        await make_queue(server, "kill")
         async with client_of(server, user=CLIENT, password="secret") as client:
-            queue = await client.create("kill")
+            queue = client.queue("kill")
             assert (await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(5)])).accepted == 5
         server.kill()
         server.start()

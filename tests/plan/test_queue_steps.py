@@ -9,7 +9,14 @@ from shoal.limits import Limits
 from shoal.plan.conductor import Conductor, ConductorView, DropEntry, DropRequest, PutEntry
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_report import QueueReport, QueueStatus, decode_queue_report, encode_queue_report
-from shoal.plan.queue_request import ConfigureQueue, CreateQueue, DropQueue, QueueRequest, encode_queue_request
+from shoal.plan.queue_request import (
+    ConfigureQueue,
+    CreateQueue,
+    DropQueue,
+    MoveShards,
+    QueueRequest,
+    encode_queue_request,
+)
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.queue_steps import QueueSteps, Stores
 from shoal.plan.ring import ServerAddress
@@ -29,6 +36,7 @@ class Leader:
     def __init__(self, *stores: str, queues_max: int = 100) -> None:
         self.stores: Stores = {store: address(store) for store in stores}
         self.reporting = True
+        self.refusing = False
         self.leaving: set[str] = set()
         self.limits = Limits(queues_max=queues_max)
         self.entries: dict[bytes, Versioned] = {}
@@ -50,7 +58,7 @@ class Leader:
 
     def turn(self) -> None:
         """Rounds until nothing more is written."""
-        for _ in range(10):
+        for _ in range(30):
             self._report()
             view = ConductorView(self.stores, self.entries, self.requests, self.reports, self.leaving)
             writes = self.conductor.observe(view, 0.0)
@@ -75,7 +83,13 @@ class Leader:
             return
         for store in self.stores:
             here = [entry for entry in self.plain.values() if store in {one.id for one in entry.stores}]
-            self.reports[store] = QueueReport(store, {entry.unit: QueueStatus(entry.newness) for entry in here})
+            self.reports[store] = QueueReport(store, {entry.unit: self._status(entry) for entry in here})
+
+    def _status(self, entry: QueueEntry) -> QueueStatus:
+        """A store that carries out everything, also the copy of a shard."""
+        if entry.move is not None and self.refusing:
+            return QueueStatus(0, "no memory", refused=entry.move.since)
+        return QueueStatus(entry.newness, copied=entry.move.since if entry.move is not None else 0)
 
     def _next(self) -> int:
         self.version += 1
@@ -231,3 +245,49 @@ def test_requests_about_no_queue_end_with_a_reason() -> None:
 def test_a_report_is_read_as_it_was_written() -> None:
     report = QueueReport("q1", {b"orders": QueueStatus(7, "no room")})
     assert decode_queue_report(encode_queue_report(report)) == report
+
+
+def test_shards_move_one_after_the_other_and_the_request_ends_with_the_last_one() -> None:
+    leader = Leader("q1", "q2")
+    leader.ask(create(b"orders"))
+    before = leader.plain[b"orders"]
+    source, target = before.stores[0].id, "q2" if before.stores[0].id == "q1" else "q1"
+    leader.reporting = False
+    leader.ask(MoveShards(b"orders", {0: target, 2: target}, "r"))
+    assert leader.plain[b"orders"].move is not None
+    assert b"orders" in leader.requests
+    leader.restart()  # another leader goes on from the entry
+    leader.reporting = True
+    leader.turn()
+    entry = leader.plain[b"orders"]
+    entry.check()
+    assert [entry.store_of(shard).id for shard in range(4)] == [target, source, target, source]
+    assert entry.version == before.version
+    assert leader.refused[b"orders"] == ""
+    assert not leader.requests
+
+
+def test_a_move_that_a_store_refuses_ends_with_the_reason_and_changes_no_place() -> None:
+    leader = Leader("q1", "q2")
+    leader.ask(create(b"orders"))
+    before = leader.plain[b"orders"]
+    target = "q2" if before.stores[0].id == "q1" else "q1"
+    leader.refusing = True
+    leader.ask(MoveShards(b"orders", {1: target}, "r"))
+    assert "no memory" in leader.refused[b"orders"]
+    assert leader.plain[b"orders"].places == before.places
+    assert leader.plain[b"orders"].move is None
+
+
+def test_impossible_moves_are_refused_with_the_reason() -> None:
+    leader = Leader("q1", "q2")
+    leader.ask(create(b"orders"))
+    for shards, why in (({9: "q1"}, "no shard 9"), ({0: "q7"}, "q7")):
+        leader.ask(MoveShards(b"orders", shards, "r"))
+        assert why in leader.refused[b"orders"]
+    leader.ask(MoveShards(b"others", {0: "q1"}, "r"))
+    assert leader.refused[b"others"] == "there is no such queue"
+    leader.leaving = {"q1", "q2"}
+    home = leader.plain[b"orders"].stores[0].id
+    leader.ask(MoveShards(b"orders", {0: "q2" if home == "q1" else "q1"}, "r"))
+    assert "removed" in leader.refused[b"orders"]

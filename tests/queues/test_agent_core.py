@@ -100,7 +100,7 @@ class Store:
 def test_a_queue_is_created_and_its_entry_copied_to_the_store() -> None:
     store, entry = Store(), entry_of()
     store.give(entry)
-    assert store.commands == ["load"] * 4 + ["create", "share"]
+    assert store.commands == ["load"] * 6 + ["create", "share"]
     assert store.keys[PREFIX + b"entry"] == SIGNER.line(entry)
     assert store.keys[PREFIX + b"conf"].split()[0] == b"5"
     assert store.status() == QueueStatus(entry.newness)
@@ -122,7 +122,7 @@ def test_after_a_restart_of_the_store_scripts_are_loaded_and_the_queue_is_only_r
     assert not store.core.ready
     store.core.connected()
     store.run()
-    assert store.commands == ["load"] * 4
+    assert store.commands == ["load"] * 6
 
 
 def test_another_agent_of_the_store_finds_the_queue_in_force() -> None:
@@ -139,7 +139,7 @@ def test_new_limits_are_written_and_a_paused_queue_stays_paused() -> None:
     store, entry = Store(), entry_of()
     store.give(entry)
     store.done()
-    words = store.keys[PREFIX + b"conf"].split()
+    words = store.keys[PREFIX + b"conf"].split()[:12]
     store.keys[PREFIX + b"conf"] = b" ".join([*words[:-1], b"1"])
     store.core.connected()
     store.run()
@@ -289,3 +289,15 @@ def test_the_agent_loads_none_of_the_heavy_packages() -> None:
     )
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_queue_that_a_client_has_damaged_is_reported_and_does_not_end_the_agent() -> None:
+    """Clients have the right to write to the keys of queues: the scripts need it."""
+    for damaged in (b"", b"no numbers", b"1 2 3", b"1" * 40):
+        store, entry = Store(), entry_of()
+        store.give(entry)
+        store.done()
+        store.keys[PREFIX + b"conf"] = damaged
+        store.core.connected()
+        store.run()
+        assert "damaged" in store.status().trouble

@@ -125,7 +125,7 @@ def test_nothing_starts_when_the_lease_may_be_over() -> None:
     driver = Driver()
     driver.turn()
     driver.reply(grants=(grant(b"a", 1, b"a1"),))
-    driver.now += 7.5
+    driver.now += 7.0
     assert driver.core.lease_runs(driver.now)
     driver.now += 0.2
     assert driver.core.next_job(driver.now) is None, "two jumps of the store's clock may have ended it"
@@ -359,6 +359,18 @@ def test_a_key_that_one_core_holds_is_not_taken_by_another_that_lists_it() -> No
     new.turn()
     new.reply(kept=([b"0", b"a", b"1.11", 0, 0, 2, 0],))
     assert new.core.held == 0
+
+
+def test_a_shard_that_opens_may_bring_keys_whose_grant_was_lost() -> None:
+    driver = Driver()
+    driver.turn()
+    driver.reply(shards=b"io")
+    driver.core.disconnected(driver.now)
+    driver.turn()
+    driver.reply(shards=b"oo")
+    assert driver.turn()[8] == b"R"
+    driver.reply(kept=([b"0", b"a", b"1.9", 0, 0, 2, 0],))
+    assert driver.core.held == 1
 
 
 def test_stores_share_what_a_consumer_may_hold() -> None:

@@ -46,6 +46,7 @@ class Written:
 async def written_on(server: RedisServer) -> AsyncIterator[Written]:
     connection = Connection(server.host, server.port, username=None, password=None, name="meter", dial=PRODUCTION.dial)
     await connection.open()
+    await connection.ask(*((b"SCRIPT", b"LOAD", script.text) for script in load_scripts()))
     try:
         yield Written(server, connection)
     finally:
@@ -117,3 +118,17 @@ async def test_a_queue_that_is_dropped_leaves_the_record(store: RedisServer) -> 
         await gone.drop()
         assert len((await written.next()).tables["queue"]) == 0
         assert written.meter.figures == {}
+
+
+async def test_a_queue_that_a_client_has_damaged_does_not_hide_the_others(store: RedisServer) -> None:
+    async with written_on(store) as written, client_of(store) as client:
+        for name in ("damaged", "whole"):
+            await (await client.create(name)).put(b"x")
+            written.queues[name.encode()] = (0,)
+        key = b"__shoal:q:damaged:state"
+        for value in (b"no numbers", b""):
+            await written._connection.ask((b"SET", key, value))
+            found = await written._telemetry._load(written._connection, b"damaged", (0,))
+            assert found is None
+            assert await written._telemetry._load(written._connection, b"whole", (0,)) is not None
+            await written.next()

@@ -77,7 +77,7 @@ async def put_five(queues: ClusterQueues, name: str) -> None:
 async def has_scripts(state: ClusterState) -> bool:
     """Whether the store runs a script that only the agent can have loaded: there is no client."""
     try:
-        await reply_of(state, "EVALSHA", load_scripts().admin.sha, "1", "__shoal:q:no-such-queue:", "stats")
+        await reply_of(state, "EVALSHA", load_scripts().look.sha, "1", "__shoal:q:no-such-queue:", "stats")
     except hiredis.ReplyError as error:
         return str(error).startswith("NOQUEUE")
     except ConnectError:

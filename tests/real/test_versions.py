@@ -11,12 +11,14 @@ from shoal.errors import VersionError
 from shoal.wire import control
 
 WAIT_S = 30.0
-SPEAKS = "speaks control messages of versions 2 to 2, this process speaks version"
+CURRENT = control.VERSION
+NEWER = CURRENT + 1
+SPEAKS = f"speaks control messages of versions {CURRENT} to {CURRENT}, this process speaks version"
 
 
 async def test_a_newer_client_cannot_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "VERSION", 3)
-    with pytest.raises(VersionError, match=f"{SPEAKS} 3: upgrade the agents of the cluster"):
+    monkeypatch.setattr(control, "VERSION", NEWER)
+    with pytest.raises(VersionError, match=f"{SPEAKS} {NEWER}: upgrade the agents of the cluster"):
         await asyncio.wait_for(shoal.connect(url).open(), WAIT_S)
 
 
@@ -24,10 +26,10 @@ async def test_every_call_of_a_newer_client_says_that_the_agents_must_be_upgrade
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await shoal.connect(url).open()
-    monkeypatch.setattr(control, "VERSION", 3)
+    monkeypatch.setattr(control, "VERSION", NEWER)
     try:
         async with asyncio.timeout(WAIT_S):
-            with pytest.raises(VersionError, match=f"{SPEAKS} 3: upgrade the agents of the cluster"):
+            with pytest.raises(VersionError, match=f"{SPEAKS} {NEWER}: upgrade the agents of the cluster"):
                 await bus.subscribe("versions.newer").__aenter__()
             with pytest.raises(VersionError, match=SPEAKS):
                 await bus.publish("versions.newer", b"x", confirm=True)

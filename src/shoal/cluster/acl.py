@@ -60,11 +60,17 @@ _READ_RECORDS: Final = "+xrange +xrevrange +smembers +get"
 QUEUE_KEYS: Final = "__shoal:q:"
 """Prefix of the keys and inboxes of queues on a store."""
 _SCRIPT_COMMANDS: Final = (
-    "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hincrby +hkeys +hlen +lpush +rpush "
-    "+lpop +llen +lindex +lrange +lrem +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem +sismember "
-    "+smembers +scard +xadd +xlen +xrange +xdel"
+    "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hincrby +hkeys +hlen +hscan "
+    "+lpush +rpush +lpop +llen +lindex +lrange +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem "
+    "+sismember +smembers +scard +xadd +xlen +xrange +xdel"
 )
 """The commands that the scripts of queues call."""
+_SCRIPTS: Final[Mapping[str, tuple[str, ...]]] = {
+    CLIENT: ("put", "turn", "look", "repair"),
+    AGENT: ("put", "turn", "look", "repair", "admin", "ship"),
+    ADMIN: ("put", "turn", "look", "repair", "admin"),
+}
+"""The scripts of queues that each role may run."""
 
 _REPLAY: Final = "allkeys allchannels +@all"
 """Permissions of the default user of the coordinator and of stores, whose login is disabled. Redis replays its
@@ -142,14 +148,15 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...], older:
     return acl_file("resetkeys resetchannels -@all", rules, passwords, older)
 
 
-def store_rights(role: str, scripts: Iterable[str]) -> str:
-    """Return the ACL rules of a role on a store. `scripts` are the SHA-1 names of the scripts of queues.
+def store_rights(role: str, scripts: Mapping[str, str]) -> str:
+    """Return the ACL rules of a role on a store. `scripts` are the SHA-1 names of the scripts of queues, by name.
 
-    Clients may load scripts, because a restarted store has none, but run only those of queues. Redis checks the
-    commands inside a script with the rights of its caller, so a client can also run these commands itself, on the keys
-    of queues: rights protect other data from clients of queues, not queues from each other.
+    Clients may load scripts, because a restarted store has none, but run only those that put, take, look and repair.
+    Redis checks the commands inside a script with the rights of its caller, so a client can also run these commands
+    itself, on the keys of queues: rights protect other data from clients of queues, and queues from mistakes of
+    clients, but not from a client that writes to their keys.
     """
-    run = " ".join(f"+evalsha|{sha}" for sha in scripts)
+    run = " ".join(f"+evalsha|{scripts[name]}" for name in _SCRIPTS.get(role, ()))
     use = f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +script|load {run} {_SCRIPT_COMMANDS}"
     if role == CLIENT:
         return f"{use} +subscribe +unsubscribe"
@@ -162,11 +169,10 @@ def store_rights(role: str, scripts: Iterable[str]) -> str:
     raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")
 
 
-def store_acl_file(passwords: Mapping[str, str], scripts: Iterable[str], older: Mapping[str, str] = _NONE) -> str:
+def store_acl_file(passwords: Mapping[str, str], scripts: Mapping[str, str], older: Mapping[str, str] = _NONE) -> str:
     """Return the ACL file of a store. Like the coordinator's, its default user keeps all rights without a login: a
     store writes scripts as transactions, and would come back empty."""
-    names = tuple(scripts)
-    rules = {role: store_rights(role, names) for role in ROLES}
+    rules = {role: store_rights(role, scripts) for role in ROLES}
     return acl_file(_REPLAY, rules, passwords, older)
 
 

@@ -29,7 +29,7 @@ class Users:
     def acl(self, version: tuple[int, ...], kind: str) -> str:
         """The text of the ACL file of a server, a store or the coordinator."""
         if kind == STORE:
-            scripts = [script.sha.decode() for script in load_scripts()]
+            scripts = {script.name: script.sha.decode() for script in load_scripts()}
             text = store_acl_file(self.passwords, scripts, self._older)
         else:
             make = data_acl_file if kind == SERVER else coordinator_acl_file

@@ -25,7 +25,7 @@ from typing import Any, Final
 from shoal.errors import ConsumerInactiveError, DeadLettersFullError, JobLostError, QueueError
 from shoal.limits import Limits
 from shoal.queues.assignment import FRONT, DelayMeter, Situation, keys_to_give, load_of
-from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
+from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules, rule
 
 WAKE_POLL: Final = rule("wake_poll", "A consumer calls the store again by itself, even if nothing is pushed to it.")
@@ -39,6 +39,8 @@ are subtracted. The rest covers the difference in speed between clocks."""
 PUSH_TURN_S: Final = 0.005
 """How long a consumer waits after a pushed job before it asks for more, so that a fast job is reported in the same
 turn."""
+OPERATIONS_MAX: Final = 1024
+"""Operations of one turn that a store accepts."""
 ACK_ATTEMPTS_MAX: Final = 3
 """How often a message without acknowledgement is handed out again. Then the consumer is inactive."""
 
@@ -388,7 +390,7 @@ class ConsumerCore:
         joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
         self._asked = 0
-        self._take_shut(more[0] if more else b"")
+        self._take_shut(more[0] if more else b"", now)
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
         if joined and self._member:
@@ -397,7 +399,7 @@ class ConsumerCore:
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
         self._member = True
-        safe_s = (self._lease_s - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
+        safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
         self._lease_until = self._sent_at + safe_s
         self._renew_at = self._sent_at + self._lease_s / 3
         self._poll_at = now + self._limits.queue_poll_s
@@ -430,6 +432,9 @@ class ConsumerCore:
         shard, name, token, attempts, suspect, left, ready, body = parts
         self.counters["pushed"] += 1
         if self._leaving or (token, name) in self._keys:
+            return
+        if self.held >= 2 * self._settings.max_in_flight:  # not from the store: the next turn asks what this one holds
+            self.disconnected(now)
             return
         self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
@@ -518,10 +523,14 @@ class ConsumerCore:
             core.in_flight + (core._asked if core is not self else 0) for core in self._group
         )
 
-    def _take_shut(self, letters: bytes) -> None:
+    def _take_shut(self, letters: bytes, now: float) -> None:
         """The state of each shard on this store. The keys of a shard that is not open keep the lease of the turn before
-        this one: the new store gives them a full lease later than that."""
+        this one: the new store gives them a full lease later than that. A shard that has opened may have brought keys
+        that this consumer was given at the old store in a reply or a push that was lost: the next turn asks."""
+        before = self.shut
         self.shut = frozenset(b"%d" % shard for shard, letter in enumerate(letters) if letter != _OPEN)
+        if before - self.shut:
+            self.disconnected(now)
         for key in self._keys.values() if MOVE_CONFIRM in self._rules else ():
             if key.shard in self.shut and key.lease_until is None:
                 key.lease_until = self._lease_until
@@ -534,6 +543,8 @@ class ConsumerCore:
         for key in self._keys.values():
             if key.shard in self.shut:
                 continue
+            if len(sent) > OPERATIONS_MAX - 2:
+                break  # the others come with the next turn
             head = (key.shard, key.key, key.token, b"%d" % key.done)
             if key.failure is not None:
                 job, delay_ms, reason = key.failure

@@ -129,7 +129,13 @@ class JobStream:
             found = next((job for core in (*cores[turn:], *cores[:turn]) if (job := core.next_job(now))), None)
             if found is not None:
                 self._poke()
-                return Job(self._queue, found, self)
+                try:
+                    return Job(self._queue, found, self)
+                except ProtocolError as error:  # no consumer can read it, so it must not come again
+                    _log.error("message cannot be read", queue=self._queue, key=found.key.key, why=str(error))
+                    found.key.core.fail(found, None, error.what, now)
+                    self._poke()
+                    continue
             reader: asyncio.Future[None] = self._loop.create_future()
             self._readers.append(reader)
             try:
@@ -295,8 +301,9 @@ class JobStream:
 
     def pushed(self, store: str, data: bytes) -> None:
         """A job was pushed by a store."""
+        assert self._entry is not None
         try:
-            jobs = read_pushed(data)
+            jobs = read_pushed(data, len(self._entry.places))
         except ProtocolError as error:
             _log.warning("pushed job dropped", queue=self._queue, why=str(error))
             return

@@ -5,12 +5,13 @@ Owns the encoding and the checks. The scripts never look inside a message.
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import msgspec
 
 from shoal.errors import PayloadTooLargeError, ProtocolError, QueueNameError
-from shoal.limits import Limits
+from shoal.limits import MIB, Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_request import check_name
 from shoal.wire.envelope import encode_attributes, split_attributes
@@ -21,7 +22,11 @@ KEY_BYTES_MAX: Final = 512
 ID_BYTES_MAX: Final = 256
 PUSHED_PARTS: Final = 8
 """Of each job: shard, key, token, attempts, suspect, messages left, other ready keys, message."""
+BODY_BYTES_MAX: Final = 32 * MIB
+"""The largest stored message that a store accepts: payload, attributes and about 100 bytes more."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
+_NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,15}")
+_TOKEN: Final = re.compile(rb"[0-9]{1,16}\.[0-9]{1,16}")
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -56,7 +61,13 @@ def encode_message(
         )
     encoded = encode_attributes(attributes, limits) if attributes is not None else b""
     flags = _ATTRIBUTES if encoded else _PLAIN
-    return _encoder.encode(Stored(number, id, put_us, flags, encoded + payload))
+    body = _encoder.encode(Stored(number, id, put_us, flags, encoded + payload))
+    if len(body) > BODY_BYTES_MAX:
+        raise PayloadTooLargeError(
+            f"the message has {len(body)} bytes, stores accept {BODY_BYTES_MAX}",
+            do="store the payload elsewhere and put a reference",
+        )
+    return body
 
 
 def decode_message(body: bytes) -> Stored:
@@ -92,8 +103,9 @@ def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
     return raw
 
 
-def read_pushed(data: bytes) -> list[list[bytes]]:
-    """The parts of each job of a push: each part has its length before it."""
+def read_pushed(data: bytes, shards: int) -> list[list[bytes]]:
+    """The parts of each job of a push, of a queue with so many shards: each part has its length before it. Every client
+    of a store can publish to an inbox, so everything is checked."""
     parts = []
     at = 0
     while at < len(data):
@@ -105,7 +117,13 @@ def read_pushed(data: bytes) -> list[list[bytes]]:
         at = colon + 1 + size
     if not parts or len(parts) % PUSHED_PARTS:
         raise ProtocolError(f"a push has {len(parts)} parts, not {PUSHED_PARTS} for each job")
-    return [parts[start : start + PUSHED_PARTS] for start in range(0, len(parts), PUSHED_PARTS)]
+    jobs = [parts[start : start + PUSHED_PARTS] for start in range(0, len(parts), PUSHED_PARTS)]
+    for shard, key, token, *numbers, _ in jobs:
+        if not _NUMBER.fullmatch(shard) or int(shard) >= shards or not 1 <= len(key) <= KEY_BYTES_MAX:
+            raise ProtocolError("a pushed job has a key or a shard that the queue cannot have")
+        if not _TOKEN.fullmatch(token) or not all(map(_NUMBER.fullmatch, numbers)):
+            raise ProtocolError("a pushed job has invalid numbers")
+    return jobs
 
 
 def put_us_of(begin: bytes) -> int | None:

@@ -19,6 +19,7 @@ import msgspec
 from shoal.errors import (
     AlreadyAcceptedError,
     ConnectError,
+    ProtocolError,
     QueueError,
     QueueNotFoundError,
     QueueUnavailableError,
@@ -49,7 +50,7 @@ REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
 STATE_FIELDS: Final = (
     "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
-    "generation_at", "buried", "puts", "put_bytes", "dones",
+    "generation_at", "buried", "puts", "put_bytes", "dones", "producers", "producers_at",
 )  # fmt: skip
 """The numbers of a queue's `state` key, in the order of the scripts."""
 
@@ -461,7 +462,7 @@ class Queue:
         link = self._path(self._entry.store_of(0).id).link
         while True:
             try:
-                await link.run(self._scripts.admin, self._prefix, [b"stats"])
+                await link.run(self._scripts.look, self._prefix, [b"stats"])
                 return
             except (QueueNotFoundError, ConnectError) as error:
                 if isinstance(error, PERMANENT):
@@ -598,12 +599,12 @@ class Queue:
         )
 
     async def _statistics_at(self, store: str) -> QueueStatistics:
-        conf, state, consumers, waiting, dead, halted, first = await self._admin(store, b"stats")
+        conf, state, consumers, waiting, dead, halted, first = await self._look(store, b"stats")
         words = [int(word) for word in conf.split()[:12]]
         now = dict(zip(STATE_FIELDS, map(int, state.split()), strict=True))
         age_s = 0.0
-        if first is not None:
-            age_s = max(0.0, self._context.runtime.wall() - decode_message(first).put_us / 1e6)
+        if first is not None and (put_at := _message(b"", first).put_at):
+            age_s = max(0.0, self._context.runtime.wall() - put_at)
         return QueueStatistics(
             messages=now["messages"],
             bytes=now["bytes"],
@@ -627,7 +628,9 @@ class Queue:
         found: list[KeyStatus] = []
         for shard in range(len(entry.places)):
             if len(found) < count:
-                listed = await self._admin(shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), PAGE))
+                listed = await self._call(
+                    self._scripts.look, shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), PAGE)
+                )
                 found += map(_key_status, listed)
         return found
 
@@ -639,28 +642,30 @@ class Queue:
             return [message for name in names for message in await self.peek(name, 1)]
         raw = check_key(key)
         shard = entry.shard_of(raw)
-        bodies = await self._admin(shard, b"peek", b"%d" % shard, raw, b"0", b"%d" % min(count, PAGE))
+        bodies = await self._call(
+            self._scripts.look, shard, b"peek", b"%d" % shard, raw, b"0", b"%d" % min(count, PAGE)
+        )
         return [_message(raw, body) for body in bodies]
 
     async def purge(self) -> int:
         """Drop all messages, also those in flight, whose consumers get JobLostError. Returns how many. Dead letters
         stay, and so does a shard that is just moving."""
-        return await self._drop_pages(b"purge")
+        return await self._drop_pages(self._scripts.repair, b"purge")
 
     async def drop(self) -> int:
         """Drop the queue on its stores, with its dead letters. Returns how many messages were dropped. Not for
         applications: `shoal queue drop` also removes it from the plan."""
-        return await self._drop_pages(b"drop")
+        return await self._drop_pages(self._scripts.admin, b"drop")
 
     async def pause(self) -> None:
         """Stop giving out jobs. Consumers finish what they hold; `put` works."""
         for store in (await self._open()).stores:
-            await self._admin(store.id, b"pause", b"1")
+            await self._repair(store.id, b"pause", b"1")
 
     async def resume(self) -> None:
         """End `pause`."""
         for store in (await self._open()).stores:
-            await self._admin(store.id, b"pause", b"0")
+            await self._repair(store.id, b"pause", b"0")
 
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
@@ -692,7 +697,14 @@ class Queue:
         for store in entry.stores:
             words = settings_at(entry, store.id).words(entry.version)
             states = first_states(entry, store.id).encode()
-            made = bool(await self._admin(store.id, b"create", *(b"%d" % word for word in words), states)) and made
+            made = (
+                bool(
+                    await self._call(
+                        self._scripts.admin, store.id, b"create", *(b"%d" % word for word in words), states
+                    )
+                )
+                and made
+            )
         return made
 
     async def dead(self, count: int = 100, after: str = "") -> list[DeadLetter]:
@@ -700,10 +712,13 @@ class Queue:
         start, _, at = after.partition("@")
         found: list[DeadLetter] = []
         for store in sorted(one.id for one in (await self._open()).stores):
-            if store >= at and len(found) < count:
-                first = start if store == at else ""
-                listed = await self._admin(store, b"dead", first.encode(), b"%d" % (count - len(found)))
+            first = start.encode() if store == at else b""
+            while store >= at and len(found) < count:
+                listed = await self._look(store, b"dead", first, b"%d" % min(count - len(found), PAGE))
+                if not listed:
+                    break
                 found += [_dead_letter(entry, store, fields) for entry, fields in listed]
+                first = listed[-1][0]
         return found
 
     async def replay(self, entry: str) -> bool:
@@ -712,22 +727,22 @@ class Queue:
         number, _, store = entry.partition("@")
         if not any(one.id == store for one in (await self._open()).stores):
             return False
-        return bool(await self._admin(store, b"replay", number.encode()))
+        return bool(await self._repair(store, b"replay", number.encode()))
 
     async def forget(self, *entries: str) -> int:
         """Drop dead letters. Returns how many."""
         count = 0
         for store in (await self._open()).stores:
-            numbers = [entry.partition("@")[0] for entry in entries if entry.partition("@")[2] == store.id]
-            if numbers:
-                count += int(await self._admin(store.id, b"forget", *(number.encode() for number in numbers)))
+            numbers = [entry.partition("@")[0].encode() for entry in entries if entry.partition("@")[2] == store.id]
+            for start in range(0, len(numbers), PAGE):
+                count += int(await self._repair(store.id, b"forget", *numbers[start : start + PAGE]))
         return count
 
     async def release(self, key: str | bytes) -> bool:
         """Let a halted key continue with its next message. Returns False if it was not halted."""
         raw = check_key(key)
         shard = (await self._open()).shard_of(raw)
-        return bool(await self._admin(shard, b"release", b"%d" % shard, raw))
+        return bool(await self._repair(shard, b"release", b"%d" % shard, raw))
 
     async def drain(self) -> None:
         """Wait until the store has answered every `put`."""
@@ -752,16 +767,25 @@ class Queue:
             await path.link.close()
         await asyncio.gather(*self._left, return_exceptions=True)
 
-    async def _drop_pages(self, operation: bytes) -> int:
+    async def _drop_pages(self, script: Script, operation: bytes) -> int:
         total = 0
         for store in (await self._open()).stores:
             visited = 1
             while visited:
-                dropped, visited = await self._admin(store.id, operation, b"%d" % PAGE)
+                dropped, visited = await self._call(script, store.id, operation, b"%d" % PAGE)
                 total += int(dropped)
         return total
 
+    async def _look(self, where: str | int, *arguments: bytes) -> Any:
+        return await self._call(self._scripts.look, where, *arguments)
+
+    async def _repair(self, where: str | int, *arguments: bytes) -> Any:
+        return await self._call(self._scripts.repair, where, *arguments)
+
     async def _admin(self, where: str | int, *arguments: bytes) -> Any:
+        return await self._call(self._scripts.admin, where, *arguments)
+
+    async def _call(self, script: Script, where: str | int, *arguments: bytes) -> Any:
         """Run an operation on a store, or on the store of a shard."""
         await self._open()
         loop = asyncio.get_running_loop()
@@ -770,7 +794,7 @@ class Queue:
             assert self._entry is not None
             store = self._entry.store_of(where).id if isinstance(where, int) else where
             try:
-                return await self._run(self._path(store), self._scripts.admin, [*arguments])
+                return await self._run(self._path(store), script, [*arguments])
             except PERMANENT:
                 raise
             except ConnectError as error:
@@ -798,9 +822,14 @@ def _key_status(line: list[Any]) -> KeyStatus:
 
 
 def _message(key: bytes, body: bytes) -> Message:
-    stored = decode_message(body)
-    attributes, payload = stored.split()
-    return Message(stored.number.decode(), key, stored.id or None, payload, attributes, stored.put_us / 1e6)
+    try:
+        stored = decode_message(body)
+        attributes, payload = stored.split()
+    except ProtocolError:  # not from a client of ours: shown as it is
+        return Message("", key, None, body, None, 0.0)
+    return Message(
+        stored.number.decode(errors="replace"), key, stored.id or None, payload, attributes, stored.put_us / 1e6
+    )
 
 
 def _dead_letter(entry: bytes, store: str, fields: list[bytes]) -> DeadLetter:

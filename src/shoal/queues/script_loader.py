@@ -33,8 +33,6 @@ RULES: Final[tuple[Rule, ...]] = (
     rule("delayed_order", "A delayed message joins the tail of its key."),
     rule("retry_holds_key", "A key whose head failed waits for the retry, then becomes ready."),
     rule("fencing", "An operation under an old token changes nothing."),
-    rule("late_batch", "A batch that arrives after a later one of its producer stores nothing."),
-    rule("late_turn", "A turn that arrives after a later one of its consumer changes nothing."),
     rule("move_seal", "Nothing in a shard changes while it is copied to another store."),
     rule("move_dedupe", "The ids of messages move with their shard."),
     rule("move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."),
@@ -42,7 +40,15 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 """The rules inside the scripts."""
 
-NAMES: Final = ("put", "turn", "admin", "ship")
+PARTS: Final = {
+    "put": ("common", "put"),
+    "turn": ("common", "turn"),
+    "look": ("common", "look"),
+    "repair": ("common", "purge", "repair"),
+    "admin": ("common", "purge", "admin"),
+    "ship": ("common", "ship"),
+}
+"""The files of each script."""
 _BLOCK: Final = re.compile(r"^[ ]*-- guard: (\w+)\n(.*?)^[ ]*-- end: \1\n", re.MULTILINE | re.DOTALL)
 
 
@@ -62,19 +68,21 @@ class Scripts:
 
     put: Script
     turn: Script
+    look: Script
+    repair: Script
     admin: Script
     ship: Script
 
     def __iter__(self) -> Iterator[Script]:
         """All of them."""
-        return iter((self.put, self.turn, self.admin, self.ship))
+        return iter((self.put, self.turn, self.look, self.repair, self.admin, self.ship))
 
 
 def load_scripts(rules: Rules = ALL_RULES) -> Scripts:
     """Return the scripts, without the blocks of rules that are off."""
     texts = _texts()
-    made = [_script(name, texts["common"] + texts[name], rules) for name in NAMES]
-    return Scripts(*made)
+    made = {name: _script(name, "".join(texts[part] for part in parts), rules) for name, parts in PARTS.items()}
+    return Scripts(**made)
 
 
 def guards() -> set[str]:
@@ -90,4 +98,4 @@ def _script(name: str, text: str, rules: Rules) -> Script:
 @cache
 def _texts() -> dict[str, str]:
     folder = resources.files("shoal.queues") / "scripts"
-    return {name: (folder / f"{name}.lua").read_text() for name in ("common", *NAMES)}
+    return {name: (folder / f"{name}.lua").read_text() for parts in PARTS.values() for name in parts}

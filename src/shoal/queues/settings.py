@@ -15,6 +15,13 @@ from shoal.errors import ConfigError
 CLOCK_STEP_S: Final = 1.0
 """The queue's clock advances by at most this much in a call (`CLOCK_STEP_MS_MAX` in the scripts)."""
 
+LEASE_STEP_S: Final = 0.5
+"""A turn renews a lease that is at least this old (`LEASE_STEP_MS` in the scripts); a younger one stays as it is."""
+
+
+IN_FLIGHT_MAX: Final = 4096
+"""Keys that one consumer can hold, and messages that one turn can end (`KEYS_HELD_MAX`, `DONE_MAX` in the scripts)."""
+
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How a consumer takes, shares and gives back keys."""
@@ -43,6 +50,10 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for name in ("max_in_flight", "key_messages", "quantum_messages", "slow_delays", "hot_messages"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 1")
+        if self.max_in_flight > IN_FLIGHT_MAX:
+            raise ConfigError(
+                f"max_in_flight is {self.max_in_flight}", do=f"give at most {IN_FLIGHT_MAX}, or start more consumers"
+            )
         for name in ("slow_after_s", "slow_window_s", "slow_rest_s", "partition_weight"):
             if not getattr(self, name) >= 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 0")

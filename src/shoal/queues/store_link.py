@@ -176,6 +176,15 @@ class StoreLink:
             return StoreFullError(f"{where} has no memory or disk left ({text})", do="free some, or move queues away")
         if word in _NOT_YET:
             return ConnectError(f"{where} does not answer yet ({text})")
+        if word == "CROWDED":
+            return QueueUnavailableError(
+                f"{where} refuses another client of the queue ({text}); nothing was stored",
+                do="let one bus of a process put and take for all its tasks, and try again in some minutes",
+            )
+        if word == "DAMAGED":
+            return QueueError(f"{where}: {text}", do="restore the directory of the store from a copy")
+        if word == "MALFORMED":
+            return ProtocolError(f"{where} refuses a request: {text}", do="use one version of Shoal everywhere")
         if word == "STALE":
             return QueueUnavailableError(f"{where} has seen a newer plan ({text})", do="wait for the newest plan entry")
         if word == "OTHERVERSION":

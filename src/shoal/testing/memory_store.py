@@ -29,7 +29,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], float], scripts: Scripts) -> None:
         self.keys = Keys()
         self._clock = clock
-        self._admin = scripts.admin.sha
+        self._working = (scripts.put.sha, scripts.turn.sha)
         self._scripts = ScriptCache()
         self._inboxes: dict[bytes, dict[_Connection, None]] = {}
         self.changed = asyncio.Event()
@@ -68,7 +68,7 @@ class MemoryStore:
                 count = int(words[1])
                 keys, arguments = tuple(words[2 : 2 + count]), tuple(words[2 + count :])
                 connection.reply(self._scripts.run(words[0], keys, arguments, self.keys, self._publish, self._clock()))
-                if words[0] != self._admin:
+                if words[0] in self._working:
                     self.changed.set()
             case b"SUBSCRIBE":
                 self._inboxes.setdefault(words[0], {})[connection] = None

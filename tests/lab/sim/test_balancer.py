@@ -22,11 +22,11 @@ SEARCH_SEEDS_MAX = 30
 
 CATCHING: dict[str, tuple[int, ...]] = {
     "fence": (9,),
-    "drained": (26,),
+    "drained": (35,),
     "one_at_a_time": (0,),
-    "basis": (15,),
+    "basis": (7,),
     "pinned": (7,),
-    "once": (1,),
+    "once": (9,),
     "settle": (35,),
     "fresh_load": (9,),
     "guest": (35,),

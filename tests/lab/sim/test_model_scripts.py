@@ -12,11 +12,14 @@ from hiredis import ReplyError
 from tests.lab.sim.real_redis import RealClient
 from tests.support.redis_server import RedisServer
 
+from shoal.limits import DEFAULT_LIMITS
+from shoal.queues.consumer import ConsumerCore
 from shoal.queues.keyspace.collections import Hash, SortedSet, Stream, score_text
 from shoal.queues.keyspace.keys import Keys
 from shoal.queues.keyspace.scripts import ScriptCache, run_script
 from shoal.queues.message_format import read_pushed
 from shoal.queues.script_loader import load_scripts
+from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 
 PREFIX = b"__shoal:q:orders:"
 CLOCK = b"test-clock"
@@ -107,6 +110,7 @@ def random_command(rng: Random) -> tuple[bytes, ...]:
             lambda: (b"HGETALL", key()),
             lambda: (b"HKEYS", key()),
             lambda: (b"HLEN", key()),
+            lambda: (b"HSCAN", key(), b"0", b"COUNT", b"10"),
             lambda: (b"HINCRBY", key(), b"n" + word(), number()),
             lambda: (b"ZADD", key(), score(), word()),
             lambda: (b"ZREM", key(), word()),
@@ -182,6 +186,39 @@ class Pair:
         return got
 
 
+def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: RealClient) -> None:
+    """A stalled connection delivers a request long after its client has sent it again on another one."""
+    pair = Pair(real)
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
+    message = (b"3", b"1", b"k", b"m")
+    for batch in (b"5", b"5", b"6"):
+        assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
+    assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
+    assert pair.run("look", b"stats")[1].split()[3] == b"2"
+    for turn in (b"1", b"2"):
+        assert pair.run("turn", b"1", b"c", turn, b"1", b"0", b"0", b"0", b"3", b"")[8] == []
+    assert pair.run("turn", b"1", b"c", b"1", b"1", b"0", b"4", b"4", b"3", b"").startswith("LATE")
+    assert pair.run("turn", b"1", b"c", b"2", b"1", b"0", b"4", b"4", b"3", b"R")[8:10] == [[], []], "it takes nothing"
+    assert len(pair.run("turn", b"1", b"c", b"3", b"1", b"0", b"4", b"4", b"3", b"")[8]) == 1
+
+
+def test_a_turn_leaves_a_lease_that_outlasts_what_its_consumer_counts_on(real: RealClient) -> None:
+    """With 10 seconds and more, consumers counted on a longer lease than a turn without renewal left them."""
+    pair = Pair(real)
+    lease_s = 60
+    pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"60000", b"0", b"0")
+    core = ConsumerCore("orders", b"c1", 1, float(lease_s), ConsumerSettings(), DEFAULT_LIMITS)
+    for step in (0, 1, 0, 1, 1, 0, 1):
+        pair.now += step
+        core.disconnected(float(pair.now))
+        arguments = core.turn(float(pair.now))
+        assert arguments is not None
+        core.reply(pair.run("turn", *arguments), float(pair.now))
+        now_ms = int(pair.run("look", b"stats")[1].split()[0])
+        left_s = (float(real.call(b"ZSCORE", PREFIX + b"leases", b"c1")) - now_ms) / 1000
+        assert left_s - 2 * CLOCK_STEP_S >= core._lease_until - pair.now > 0.9 * (lease_s - 3)
+
+
 OTHER = b"__shoal:q:other:"
 """The same queue on another store: another prefix on the same server."""
 CONF = (b"1", b"3", b"1000", b"100000", b"500", b"2", b"20000", b"1500", b"300", b"5000", b"1", b"0")
@@ -240,14 +277,14 @@ class Shard1:
 def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: int) -> None:
     world = Shard1(real, Random(seed))
     before = world.content(PREFIX)
-    stats = world.pair.run("admin", b"stats")
+    stats = world.pair.run("look", b"stats")
     assert any(key.startswith(b"1:k:") for key in before)
     assert world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER) == []
     world.copy(3, b"2")
     assert world.content(PREFIX) == before, "a sealed shard does not change"
     assert world.content(OTHER) == before
     assert world.ship(b"place", 4, b"2", b"gog", *CONF, to=OTHER) == []
-    there = world.pair.run("admin", b"stats", prefix=OTHER)
+    there = world.pair.run("look", b"stats", prefix=OTHER)
     names = ("now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old")
     now, then = (dict(zip(names, reply[1].split(), strict=False)) for reply in (there, stats))
     for name in ("messages", "bytes", "keys", "owned", "ready", "delayed"):
@@ -261,7 +298,7 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     while world.ship(b"drop", 4, b"1", b"20"):
         pass
     assert world.content(PREFIX) == {}
-    left = dict(zip(names, world.pair.run("admin", b"stats")[1].split(), strict=False))
+    left = dict(zip(names, world.pair.run("look", b"stats")[1].split(), strict=False))
     assert [left[name] for name in ("messages", "bytes", "keys", "owned", "ready", "delayed", "ids")] == [b"0"] * 7
     assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x")[0] == b"M"
     assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x", prefix=OTHER)[0] == b"A"
@@ -270,7 +307,7 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
 
 def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_nothing(real: RealClient) -> None:
     world = Shard1(real, Random(7))
-    before, stats = world.content(PREFIX), world.pair.run("admin", b"stats")
+    before, stats = world.content(PREFIX), world.pair.run("look", b"stats")
     world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER)
     world.copy(3, b"2")
     one, two = (b"1", b"k1", b"x"), (b"2", b"z", b"x")
@@ -279,7 +316,7 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     assert world.ship(b"place", 4, b"0", b"ooo", *CONF) == []
     assert world.content(PREFIX) == before
     owned, ready, delayed = (int(word) for word in stats[1].split()[6:9])
-    assert [int(word) for word in world.pair.run("admin", b"stats")[1].split()[6:9]] == [owned, ready + 1, delayed]
+    assert [int(word) for word in world.pair.run("look", b"stats")[1].split()[6:9]] == [owned, ready + 1, delayed]
     assert world.ship(b"place", 4, b"0", b"ggg", *CONF, to=OTHER) == [b"1"]
     for late in ((b"seal", b"1", b"2"), (b"export", b"1", b"2", b"0.0")):
         assert world.ship(late[0], 3, *late[1:]).startswith("STALE")
@@ -331,7 +368,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
             if flags == b"L":
                 held[consumer] = []
         else:
-            operation = rng.choice(("stats", "keys", "dead", "replay", "pause", "purge", "release", "halted", "peek"))
+            operation = rng.choice(("stats", "keys", "dead", "replay", "pause", "purge", "release", "peek"))
             more = {
                 "keys": (b"%d" % rng.randint(0, 2), b"5"),
                 "dead": (b"", b"9"),
@@ -341,9 +378,10 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
                 "release": (b"%d" % rng.randint(0, 2), b"k%d" % rng.randint(0, 14)),
                 "peek": (b"1", b"k1", b"0", b"3"),
             }
-            if operation == "replay" and (letters := pair.run("admin", b"dead", b"", b"9")):
+            if operation == "replay" and (letters := pair.run("look", b"dead", b"", b"9")):
                 more["replay"] = (letters[0][0],)
-            reply = pair.run("admin", operation.encode(), *more.get(operation, ()))
+            script = "look" if operation in ("stats", "keys", "dead", "peek") else "repair"
+            reply = pair.run(script, operation.encode(), *more.get(operation, ()))
             if operation == "release" and reply:
                 seen.add("released")
     assert model_keys(pair.model) == real_keys(real)
@@ -375,22 +413,26 @@ def test_an_idle_turn_of_a_waiting_consumer_writes_only_its_number(real: RealCli
     assert model_keys(pair.model) == after
 
 
-@pytest.mark.parametrize(("room", "expected"), [(20, [4, 4]), (3, [3, 3]), (1, [1, 1])])
-def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(room: int, expected: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("keys_count", "room", "expected"), [(8, 20, [4, 4]), (8, 3, [3, 3]), (8, 1, [1, 1]), (5, 20, [2, 1, 1, 1])]
+)
+def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(
+    keys_count: int, room: int, expected: list[int]
+) -> None:
     model, texts = Keys(), {one.name: one.text for one in load_scripts()}
     pushed: list[list[list[bytes]]] = []
 
     def listen(_: bytes, data: bytes) -> int:
-        pushed.append(read_pushed(data))
+        pushed.append(read_pushed(data, 3))
         return 1
 
     def run(name: str, *words: bytes) -> Any:
         return run_script(texts[name], (PREFIX,), words, model, listen, 1_700_000_000.0)
 
     run("admin", b"create", *CONF)
-    for consumer in (b"c1", b"c2"):
-        run("turn", b"1", consumer, b"1", b"1.5", b"0", b"%d" % room, b"%d" % room, b"3", b"")
-    messages = [(b"%d" % (number % 3), b"k%d" % number, b"m%d" % number) for number in range(8)]
+    for number in range(len(expected)):
+        run("turn", b"1", b"c%d" % number, b"1", b"1.5", b"0", b"%d" % room, b"%d" % room, b"3", b"")
+    messages = [(b"%d" % (number % 3), b"k%d" % number, b"m%d" % number) for number in range(keys_count)]
     run("put", b"1", b"p", b"1", b"3", *(word for message in messages for word in message))
     assert [len(jobs) for jobs in pushed] == expected
     keys = [job[1] for jobs in pushed for job in jobs]

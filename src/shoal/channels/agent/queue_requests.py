@@ -33,6 +33,9 @@ from shoal.wire import control
 
 REQUEST_UNITS: Final = 500
 """What a request for a new queue costs its client: with the default quota 100 at once and 10 a second."""
+PENDING_S: Final = 600.0
+"""How long a request counts as a queue while the plan does not list it: without a leader or a store, requests wait in
+the coordinator, and clients must not fill it."""
 ASKERS_MAX: Final = 4096
 """Clients that wait for an answer. Further ones are told to ask again."""
 
@@ -62,6 +65,8 @@ class QueueRequests:
         self._askers: dict[bytes, list[tuple[int, int]]] = {}
         """Clients that wait, with their nonces, by the name that they asked for."""
         self._asker_count = 0
+        self._pending: dict[bytes, float] = {}
+        """Names that were asked for and that the plan does not list yet, with the time until which they count."""
         self._unwritten: deque[CreateQueue] = deque()
         self.passed_on = 0
         self.refused = 0
@@ -74,6 +79,7 @@ class QueueRequests:
         """The plan has an entry of this queue, or no longer."""
         if exists:
             self._known.add(name)
+            self._pending.pop(name, None)
         else:
             self._known.discard(name)
 
@@ -91,8 +97,14 @@ class QueueRequests:
             except (QueueNameError, ConfigError) as error:
                 self._refuse(client, request, control.QUEUE_INVALID, str(error))
                 return
-            if len(self._known) + len(self._askers) >= self._queues_max:
-                text = f"the cluster has {len(self._known)} queues, and queues_max is {self._queues_max}"
+            while self._pending and now >= next(iter(self._pending.values())):
+                del self._pending[next(iter(self._pending))]
+            pending = len(self._pending.keys() - {request.name})
+            if len(self._known) + pending >= self._queues_max:
+                text = (
+                    f"the cluster has {len(self._known)} queues and {pending} that are not created yet, "
+                    f"and queues_max is {self._queues_max}"
+                )
                 self._refuse(client, request, control.QUEUE_TOO_MANY, text)
                 return
         if self._asker_count >= ASKERS_MAX or (waiting is None and not self._tokens.take(1, now)):
@@ -100,6 +112,8 @@ class QueueRequests:
             return
         if waiting is None:
             waiting = self._askers[request.name] = []
+            self._pending.pop(request.name, None)
+            self._pending[request.name] = now + PENDING_S
             self._unwritten.append(CreateQueue(request.name, settings, self._name_request()))
         waiting.append((client, request.nonce))
         self._asker_count += 1
@@ -113,6 +127,8 @@ class QueueRequests:
         waiting = self._askers.pop(name, [])
         self._asker_count -= len(waiting)
         self.passed_on += error is None
+        if error is not None:
+            self._pending.pop(name, None)
         for client, nonce in waiting:
             code = control.QUEUE_ACCEPTED if error is None else control.QUEUE_BUSY
             self._answer(client, nonce, name, code, error or "")

@@ -87,7 +87,8 @@ class DeadKind:
 
 
 def _row(store: str, queue: str, id: bytes, fields: Sequence[bytes]) -> dict[str, Any]:
-    row: dict[str, Any] = {"queue": queue, "store": store, "entry": id.decode()}
+    entry = f"{id.decode()}@{store}"  # as `shoal queue replay` takes it
+    row: dict[str, Any] = {"queue": queue, "store": store, "entry": entry}
     try:
         letter = dict(zip(fields[::2], fields[1::2], strict=True))
         message: Stored = decode_message(letter[b"body"])

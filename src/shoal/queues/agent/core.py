@@ -22,6 +22,7 @@ plan's: an operator decides about its messages.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -46,6 +47,7 @@ RETRY_S: Final = 1.0
 """How long the agent waits before it repeats what the store refused."""
 CONF_WORDS: Final = 12
 """Numbers in a queue's `conf` key. The states of its shards follow if one of them is not open."""
+_CONF: Final = re.compile(rb"\d{1,16}(?: \d{1,16}){%d}(?: [a-z]+)?" % (CONF_WORDS - 1))
 SCRIPTS: Final = b""
 """The unit of the command that loads the scripts; no queue has this name."""
 
@@ -299,6 +301,9 @@ class StoreAgentCore:
 
     def _after_reading(self, queue: _Queue, conf: bytes | None, copy: bytes | None, now: float) -> Step:
         entry = queue.entry
+        if conf is not None and _CONF.fullmatch(conf) is None:
+            self._trouble(queue, "the store holds a damaged queue: restore its directory from a copy", now)
+            return Step.READ
         words = [int(word) for word in conf.split()[:CONF_WORDS]] if conf is not None else None
         queue.is_here = words is not None or queue.named
         if words is None and not queue.named:

@@ -199,6 +199,13 @@ def _pairs(values: Values, command: Command) -> list[bytes]:
     return [part for pair in fields.items() for part in pair]
 
 
+def _scan(values: Values, command: Command) -> Any:
+    """HSCAN key 0 COUNT count: all fields at once, as Redis does with a small hash."""
+    if command[2] != b"0" or len(command) != 5 or command[3].lower() != b"count" or int(command[4]) < 1:
+        return ReplyError(_SYNTAX)
+    return [b"0", _pairs(values, command)]
+
+
 def _add_scores(values: Values, command: Command) -> Any:
     if len(command) % 2:
         return ReplyError(_SYNTAX)
@@ -303,6 +310,7 @@ COLLECTION_COMMANDS: Final[dict[bytes, Callable[[Values, Command], Any]]] = {
     b"hincrby": _add_to_field,
     b"hlen": lambda values, command: len(_of(values, command[1], Hash)),
     b"hgetall": _pairs,
+    b"hscan": _scan,
     b"hkeys": lambda values, command: list(_of(values, command[1], Hash).fields),
     b"zadd": _add_scores,
     b"zrem": _remove_scores,

@@ -10,7 +10,18 @@ local EXPIRED_MAX = 32 -- consumers whose leases one call ends
 local CLOCK_SAVE_MS = 100 -- a call that changes nothing else stores the clock if it has advanced by so much
 local OFFERED_MAX = 64 -- consumers that are read at once to be offered keys
 local OFFERED_KEYS_MAX, OFFERED_BYTES_MAX = 16, 262144 -- of one push; the first key always fits
+local DEAF_MAX = 16 -- consumers without a listener that one call offers a key to
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
+local NUMBER_MAX = 9007199254740992 -- Lua counts exactly up to here
+local NAME_BYTES_MAX = 64 -- of a producer or consumer
+local KEY_BYTES_MAX, ID_BYTES_MAX, BODY_BYTES_MAX = 512, 256, 33554432
+local REASON_BYTES_MAX = 1024 -- of a failure; longer ones are cut
+local DELAY_MS_MAX = 316224000000 -- ten years
+local CONSUMERS_MAX = 10000 -- consumers with a lease
+local PRODUCERS_MAX = 100000 -- producers whose last batch one generation remembers
+local PRODUCERS_MS = 300000 -- how long a producer's last batch is remembered, at least; at most twice as long
+local KEYS_HELD_MAX = 4096 -- keys that one consumer holds; also what one call takes from consumers that are gone
+local DONE_MAX = 4096 -- messages that one turn ends
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
@@ -21,6 +32,31 @@ local stored_wall, stored_counts = 0, '' -- as the state was last stored
 
 local function text(number)
   return string.format('%d', number)
+end
+
+-- The number that an argument of a client is: an integer from 0 to `most`, otherwise nil.
+local function whole(word, most)
+  local number = word and #word <= 16 and string.match(word, '^%d+$') and tonumber(word)
+  return number and number <= most and number or nil
+end
+
+local function malformed(what)
+  return redis.error_reply('MALFORMED ' .. what)
+end
+
+local known_shards = {}
+local function is_shard(word)
+  local known = known_shards[word]
+  if known == nil then
+    local number = whole(word, conf.shards - 1)
+    known = number ~= nil and text(number) == word
+    known_shards[word] = known
+  end
+  return known
+end
+
+local function is_key(word)
+  return #word > 0 and #word <= KEY_BYTES_MAX
 end
 
 -- The lines `conf` and `state` are written out here, name by name: each call of a script reads them, and loops over names
@@ -51,10 +87,10 @@ end
 
 local function read_state(line)
   local now, wall, counts, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
-    puts, put_bytes, dones = string.match(
+    puts, put_bytes, dones, producers, producers_at = string.match(
       line,
       '^(%-?%d+) (%-?%d+) ((%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) '
-        .. '(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+))$'
+        .. '(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+))$'
     )
   if not now then
     return false
@@ -63,7 +99,7 @@ local function read_state(line)
     now = now + 0, wall = wall + 0, counter = counter + 0, messages = messages + 0, bytes = bytes + 0, keys = keys + 0,
     owned = owned + 0, ready = ready + 0, delayed = delayed + 0, ids = ids + 0, ids_old = ids_old + 0,
     generation = generation + 0, generation_at = generation_at + 0, buried = buried + 0, puts = puts + 0,
-    put_bytes = put_bytes + 0, dones = dones + 0,
+    put_bytes = put_bytes + 0, dones = dones + 0, producers = producers + 0, producers_at = producers_at + 0,
   }
   stored_wall, stored_counts = state.wall, counts
   return true
@@ -71,9 +107,9 @@ end
 
 local function counts_line()
   return string.format(
-    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.counter, state.messages, state.bytes, state.keys, state.owned,
+    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.counter, state.messages, state.bytes, state.keys, state.owned,
     state.ready, state.delayed, state.ids, state.ids_old, state.generation, state.generation_at, state.buried,
-    state.puts, state.put_bytes, state.dones
+    state.puts, state.put_bytes, state.dones, state.producers, state.producers_at
   )
 end
 
@@ -110,7 +146,7 @@ local function load_version(version)
   if refused then
     return refused
   end
-  if tonumber(version) ~= conf.version then
+  if version ~= text(conf.version) then
     return redis.error_reply('OTHERVERSION ' .. text(conf.version))
   end
   return nil
@@ -137,6 +173,30 @@ end
 -- The records of keys (see read_record) are read once and written once in a call, with one command for each shard.
 local RECORDS_MAX = 256 -- records in one command: Lua cannot pass more than some thousand arguments
 local records, changed, changed_shards = {}, {}, {}
+local taken, returned = {}, {} -- keys that a consumer holds since, or does not hold any more, by consumer
+
+local function note_holder(by, owner, shard, key)
+  if owner and owner ~= UNHELD and owner ~= HALTED then
+    local members = by[owner]
+    if not members then
+      members = {}
+      by[owner] = members
+    end
+    members[#members + 1] = shard .. ':' .. key
+  end
+end
+
+-- `held:<consumer>` lists the keys of a consumer. Records decide; the list only says where to look.
+local function flush_holders(command, by)
+  for owner, members in pairs(by) do
+    for start = 1, #members, RECORDS_MAX do
+      redis.call(
+        command, prefix .. 'held:' .. owner, unpack(members, start, math.min(start + RECORDS_MAX - 1, #members))
+      )
+    end
+    by[owner] = nil
+  end
+end
 
 local function records_of(shard)
   local known = records[shard]
@@ -178,6 +238,11 @@ local function flush_records()
         local record = known[key]
         if record then
           lines[#lines + 1], lines[#lines + 2] = key, record_text(record)
+          if record.owner ~= record.listed then
+            note_holder(returned, record.listed, shard, key)
+            note_holder(taken, record.owner, shard, key)
+            record.listed = record.owner
+          end
         else
           gone[#gone + 1] = key
         end
@@ -192,6 +257,8 @@ local function flush_records()
   end
   if #changed_shards > 0 then
     changed, changed_shards = {}, {}
+    flush_holders('SREM', returned)
+    flush_holders('SADD', taken)
   end
 end
 
@@ -209,7 +276,7 @@ end
 local function make_queue(words, letters)
   read_conf(table.concat(words, ' '))
   shut = letters and string.find(letters, '[^o]') and letters or nil
-  read_state('0 0 1' .. string.rep(' 0', 14))
+  read_state('0 0 1' .. string.rep(' 0', 16))
   local time = redis.call('TIME')
   state.wall, stored_counts = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), ''
   save_conf()
@@ -225,8 +292,18 @@ local function next_number()
   return state.counter
 end
 
--- Remembered ids and producers are in two generations. The older one is dropped when the current one is `dedupe_ms` old.
+-- Remembered ids and batches are in two generations each. The older one is dropped when the current one is `dedupe_ms`, or
+-- `PRODUCERS_MS`, old.
+local function rotate_producers()
+  if state.now - state.producers_at >= PRODUCERS_MS then
+    state.producers, state.producers_at = 1 - state.producers, state.now
+    redis.call('UNLINK', prefix .. 'producers:' .. text(state.producers))
+    save_state()
+  end
+end
+
 local function rotate_generations()
+  rotate_producers()
   if state.now - state.generation_at < conf.dedupe_ms then
     return
   end
@@ -234,7 +311,7 @@ local function rotate_generations()
   state.generation_at = state.now
   state.ids_old = state.ids
   state.ids = 0
-  local old = {prefix .. 'producers:' .. text(state.generation)}
+  local old = {}
   for shard = 0, conf.shards - 1 do
     old[#old + 1] = prefix .. text(shard) .. ':ids:' .. text(state.generation)
   end
@@ -260,6 +337,7 @@ local function parse_record(line)
   local owner, token, attempts, started, base, suspect = string.match(line, '^(%S+) (%S+) (%d+) (%d) (%d+) (%d)$')
   return {
     owner = owner,
+    listed = owner, -- the consumer in whose list the key is
     token = token,
     attempts = tonumber(attempts),
     started = tonumber(started),
@@ -295,6 +373,10 @@ local function write_record(shard, key, record)
 end
 
 local function drop_record(shard, key)
+  local record = read_record(shard, key)
+  if record then
+    note_holder(returned, record.listed, shard, key)
+  end
   records_of(shard)[key] = false
   record_changed(shard, key)
 end
@@ -350,6 +432,8 @@ local function release(shard, key, record, side)
   make_ready(shard, {key}, side)
 end
 
+local done_room = DONE_MAX
+
 -- Remove the messages of a held key up to number `upto` of this token; return whether there were any.
 local function remove_done(shard, key, record, upto)
   local count = upto
@@ -367,6 +451,7 @@ local function remove_done(shard, key, record, upto)
     if samples > 0 then
       count_work('d', shard, samples * COUNTED)
     end
+    done_room = done_room - #done
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
   end
@@ -496,18 +581,19 @@ end
 -- Give ready keys to waiting consumers, the least loaded first: each gets an equal part of them, if it has the room. A
 -- consumer that does not listen is skipped; it takes when it is back.
 local function offer()
-  while state.ready > 0 and conf.paused == 0 do
-    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX) - 1)
+  local deaf = 0
+  while state.ready > 0 and conf.paused == 0 and deaf < DEAF_MAX do
+    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX, DEAF_MAX - deaf) - 1)
     if #consumers == 0 then
       return
     end
     redis.call('ZREM', prefix .. 'waiting', unpack(consumers))
     local turns = redis.call('HMGET', prefix .. 'turns', unpack(consumers))
-    local share = math.ceil(state.ready / #consumers)
-    for at, consumer in ipairs(consumers) do
-      if state.ready > 0 then
-        local room = math.max(tonumber(string.match(turns[at] or '', ' (%d+)$')) or 1, 1)
-        push_keys(consumer, math.min(share, room, OFFERED_KEYS_MAX, state.ready), (#consumers - at) * share)
+    for at, consumer in ipairs(consumers) do -- there are at least as many keys: none of them goes without
+      local share = math.ceil(state.ready / (#consumers - at + 1))
+      local room = math.max(tonumber(string.match(turns[at] or '', ' (%d+)$')) or 1, 1)
+      if not push_keys(consumer, math.min(share, room, OFFERED_KEYS_MAX), (#consumers - at) * share) then
+        deaf = deaf + 1
       end
     end
   end

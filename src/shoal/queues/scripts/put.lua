@@ -13,28 +13,47 @@ local refused = load_version(ARGV[1])
 if refused then
   return refused
 end
-rotate_generations()
 
-local PLAIN_FIELDS = 3
-local FIRST, FIELDS = 5, tonumber(ARGV[4])
+local PLAIN_FIELDS, FULL_FIELDS = 3, 5
+local BATCH_MAX = 1024 -- messages of one call
+local FIRST, FIELDS = 5, ARGV[4] == '3' and PLAIN_FIELDS or FULL_FIELDS
 local producer, batch, last_at = ARGV[2], ARGV[3], #ARGV
 local given = (last_at - FIRST + 1) / FIELDS
+if ARGV[4] ~= '3' and ARGV[4] ~= '5' or given < 1 or given % 1 ~= 0 or given > BATCH_MAX then
+  return malformed('a batch has 1 to ' .. text(BATCH_MAX) .. ' messages of 3 or 5 words')
+elseif #producer == 0 or #producer > NAME_BYTES_MAX then
+  return malformed('the name of a producer has 1 to ' .. text(NAME_BYTES_MAX) .. ' bytes')
+elseif not whole(batch, NUMBER_MAX) then
+  return malformed('the number of a batch is not a whole number')
+end
+for at = FIRST, last_at, FIELDS do
+  local wrong = not is_shard(ARGV[at]) and 'shard' or not is_key(ARGV[at + 1]) and 'key'
+    or #ARGV[at + 2] > BODY_BYTES_MAX and 'body'
+  if not wrong and FIELDS == FULL_FIELDS then
+    wrong = #ARGV[at + 3] > ID_BYTES_MAX and 'id'
+      or ARGV[at + 4] ~= '0' and (whole(ARGV[at + 4], DELAY_MS_MAX) or 0) == 0 and 'delay'
+  end
+  if wrong then
+    return malformed('the ' .. wrong .. ' of message ' .. text((at - FIRST) / FIELDS) .. ' of the batch is not valid')
+  end
+end
+rotate_generations()
 local now_ids, old_ids = ':ids:' .. text(state.generation), ':ids:' .. text(1 - state.generation)
-local now_producers = prefix .. 'producers:' .. text(state.generation)
+local now_producers = prefix .. 'producers:' .. text(state.producers)
 
 -- What this batch was told when it came before: the letters of each shard that had a refused message. All others were
 -- accepted. One record for a batch: one for each shard would cost as much as the messages.
 local said = nil
+-- Numbers of batches grow, so the newer generation has the larger one.
 local line = redis.call('HGET', now_producers, producer)
-if not line then
-  line = redis.call('HGET', prefix .. 'producers:' .. text(1 - state.generation), producer)
+if not line and redis.call('HLEN', now_producers) >= PRODUCERS_MAX then
+  return redis.error_reply('CROWDED the queue had ' .. text(PRODUCERS_MAX) .. ' producers in the last minutes')
 end
+line = line or redis.call('HGET', prefix .. 'producers:' .. text(1 - state.producers), producer)
 local last = line and string.match(line, '^%d+')
--- guard: late_batch
 if last and tonumber(last) > tonumber(batch) then
   return redis.error_reply('LATE a later batch of this producer came before this one')
 end
--- end: late_batch
 -- guard: producer_sequence
 if last == batch then
   said = line
@@ -75,7 +94,7 @@ local function judge(shard, key, id, body)
     return 'B'
   end
   if id ~= '' then
-    local member = key .. '\0' .. id
+    local member = framed(key) .. id
     -- guard: message_ids
     if fresh_ids[member] or redis.call('SISMEMBER', prefix .. shard .. now_ids, member) == 1
       or redis.call('SISMEMBER', prefix .. shard .. old_ids, member) == 1 then
@@ -140,7 +159,7 @@ for at = FIRST, last_at, FIELDS do
         messages, bytes = messages + 1, bytes + #body
         if id ~= '' then
           ids = ids + 1
-          fresh_ids[key .. '\0' .. id] = true
+          fresh_ids[framed(key) .. id] = true
         end
         if delay ~= '0' or id ~= '' then
           special[#special + 1] = at
@@ -177,7 +196,7 @@ state.messages, state.bytes = messages, bytes
 for _, at in ipairs(special) do
   local shard, key, body, id, delay_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
   if id ~= '' then
-    redis.call('SADD', prefix .. shard .. now_ids, key .. '\0' .. id)
+    redis.call('SADD', prefix .. shard .. now_ids, framed(key) .. id)
     state.ids = state.ids + 1
   end
   if delay_ms > 0 then

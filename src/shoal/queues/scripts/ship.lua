@@ -146,8 +146,10 @@ local function open_shard(shard)
       -- guard: move_lease
       redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), owner)
       -- end: move_lease
+      note_holder(taken, owner, shard, owners[at - 1])
     end
   end
+  flush_holders('SADD', taken)
   local due, words = redis.call('ZRANGE', prefix .. shard .. ':due', 0, -1, 'WITHSCORES'), {}
   for at = 1, #due, 2 do
     words[at], words[at + 1] = due[at + 1], due[at]

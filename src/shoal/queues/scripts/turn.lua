@@ -24,22 +24,55 @@ if refused then
   return refused
 end
 
+local FIELDS, OPERATIONS_MAX = 7, 1024
+local TURN_KEYS_MAX, TURN_MESSAGES_MAX = 1024, 4096 -- keys and messages that one turn gets
+local consumer, turn, load, flags = ARGV[2], ARGV[3], ARGV[4], ARGV[9]
+if #ARGV < 9 or (#ARGV - 9) % FIELDS ~= 0 or (#ARGV - 9) / FIELDS > OPERATIONS_MAX then
+  return malformed('a turn has 9 words and up to ' .. text(OPERATIONS_MAX) .. ' operations of ' .. text(FIELDS))
+elseif #consumer > NAME_BYTES_MAX or not string.match(consumer, '^%w[%w_.-]*$') then
+  return malformed('the name of a consumer has letters and digits, up to ' .. text(NAME_BYTES_MAX))
+elseif not whole(turn, NUMBER_MAX) or #load > 32 or not string.match(load, '^%d+%.?%d*$') then
+  return malformed('the number or the load of a turn is not a number')
+end
+local want_keys, want_messages = whole(ARGV[6], NUMBER_MAX), whole(ARGV[7], NUMBER_MAX)
+local per_key = whole(ARGV[8], NUMBER_MAX)
+if not want_keys or not want_messages or not per_key or string.find(flags, '[^RLS]') then
+  return malformed('the wishes or the flags of a turn are not valid')
+end
+want_keys, want_messages = math.min(want_keys, TURN_KEYS_MAX), math.min(want_messages, TURN_MESSAGES_MAX)
+
+local function is_operation(code, shard, key, upto, extra, word)
+  if not is_shard(shard) or not is_key(key) or code ~= 'E' and not whole(upto, NUMBER_MAX) then
+    return false
+  elseif code == 'D' then
+    return whole(extra, NUMBER_MAX) and whole(word, NUMBER_MAX)
+  elseif code == 'F' then
+    return extra == '-1' or whole(extra, DELAY_MS_MAX)
+  end
+  return code == 'S' or code == 'G' or code == 'E'
+end
+for at = 10, #ARGV, FIELDS do
+  if not is_operation(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6]) then
+    return malformed('operation ' .. text((at - 10) / FIELDS) .. ' of the turn is not valid')
+  end
+end
+
+local lease = redis.call('ZSCORE', prefix .. 'leases', consumer)
+local leaves = string.find(flags, 'L', 1, true)
+local first_lease
+if not lease and not leaves and redis.call('ZCARD', prefix .. 'leases') >= CONSUMERS_MAX
+  and tonumber(redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]) > state.now then -- none ends now
+  return redis.error_reply('CROWDED the queue has ' .. text(CONSUMERS_MAX) .. ' consumers')
+end
+
 local said = nil
 local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*) %d+$')
--- guard: late_turn
 if number and tonumber(number) > tonumber(ARGV[3]) then
   return redis.error_reply('LATE a later turn of this consumer came before this one')
 end
--- end: late_turn
 -- guard: turn_sequence
 said = number == ARGV[3] and letters
 -- end: turn_sequence
-
-local FIELDS = 7
-local consumer, turn, load = ARGV[2], ARGV[3], ARGV[4]
-local held_count, want_keys, want_messages = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7])
-local per_key, flags = tonumber(ARGV[8]), ARGV[9]
-local leaves = string.find(flags, 'L', 1, true)
 
 -- A consumer that waits, and has nothing to report while nothing is ready, goes on waiting: most turns of a quiet queue.
 local waits = redis.call('ZSCORE', prefix .. 'waiting', consumer)
@@ -51,23 +84,25 @@ local idle = waits and tonumber(waits) == tonumber(load) and state.ready == 0 an
 redis.call('ZREM', prefix .. 'waiting', idle and '' or consumer)
 rotate_generations()
 
--- The lease of this consumer. One that comes late, before its lease was ended, keeps it.
-local lease = redis.call('ZSCORE', prefix .. 'leases', consumer)
+-- The lease of this consumer. One that comes late, before its lease was ended, keeps it. It is written again when it is
+-- LEASE_STEP_MS old: consumers count on that.
+local LEASE_STEP_MS = 500
 local joined = lease and 0 or 1
-if not leaves and (not lease or tonumber(lease) - state.now < conf.lease_ms * 0.75) then
+if not leaves and (not lease or tonumber(lease) - state.now <= conf.lease_ms - LEASE_STEP_MS) then
   redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), consumer)
 end
 
--- Visit the keys of some consumers, in open shards and in those with the letter `also`. Nothing in another shard changes.
-local function held_keys(holders, visit, also)
+-- Visit the keys of a consumer, in open shards and in those with the letter `also`. Nothing in another shard changes.
+local function held_keys(holder, visit, also)
   flush_records()
-  for number = 0, conf.shards - 1 do
-    local shard = text(number)
-    local here = is_open(shard) or letter_of(shard) == also
-    local lines = here and redis.call('HGETALL', prefix .. shard .. ':owners') or {}
-    for at = 1, #lines, 2 do
-      if holders[string.match(lines[at + 1], '^%S+')] then
-        visit(shard, lines[at], read_record(shard, lines[at]))
+  local members = redis.call('SMEMBERS', prefix .. 'held:' .. holder)
+  table.sort(members)
+  for _, member in ipairs(members) do
+    local shard, key = string.match(member, '^(%d+):(.*)$')
+    if is_open(shard) or letter_of(shard) == also then
+      local record = read_record(shard, key)
+      if record and record.owner == holder then
+        visit(shard, key, record)
       end
     end
   end
@@ -78,37 +113,35 @@ local limit = state.now + conf.lease_ms
 -- guard: lease_before_takeover
 limit = state.now
 -- end: lease_before_takeover
-local first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
 local expired = {}
 if first_lease and tonumber(first_lease) <= limit then
   expired = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', text(limit), 'LIMIT', 0, EXPIRED_MAX)
 end
-local gone, gone_count = {}, 0
+local gone_count, gone_keys = 0, 0
 for _, other in ipairs(expired) do
-  if other ~= consumer then
-    gone[other] = true
+  if other ~= consumer and gone_keys < KEYS_HELD_MAX then -- the next turn ends the others
     gone_count = gone_count + 1
     redis.call('ZREM', prefix .. 'leases', other)
     redis.call('ZREM', prefix .. 'waiting', other)
     redis.call('HDEL', prefix .. 'turns', other)
+    held_keys(other, function(shard, key, record)
+      gone_keys = gone_keys + 1
+      local burned = 1
+      -- guard: attempts_on_start
+      burned = 0
+      -- end: attempts_on_start
+      record.attempts = record.attempts + burned
+      if record.started == 0 then
+        record.suspect = 1
+      end
+      if record.attempts >= conf.attempts_max then
+        bury(shard, key, record, 'the consumer did not come back')
+      else
+        release(shard, key, record, 'LPUSH')
+      end
+    end)
   end
-end
-if gone_count > 0 then
-  held_keys(gone, function(shard, key, record)
-    local burned = 1
-    -- guard: attempts_on_start
-    burned = 0
-    -- end: attempts_on_start
-    record.attempts = record.attempts + burned
-    if record.started == 0 then
-      record.suspect = 1
-    end
-    if record.attempts >= conf.attempts_max then
-      bury(shard, key, record, 'the consumer did not come back')
-    else
-      release(shard, key, record, 'LPUSH')
-    end
-  end)
 end
 
 -- Delayed messages join the tail of their key, and keys that wait for a retry become ready.
@@ -147,16 +180,16 @@ end
 -- list if the last page tells it. The pages after the first are larger if messages are small.
 local PAGE, PAGE_SMALL, SMALL_BYTES, PAGE_BYTES_MAX, REPLY_BYTES_MAX = 8, 32, 4096, 1048576, 16777216
 local first_page = state.bytes <= SMALL_BYTES * state.messages and PAGE_SMALL or PAGE
-local reply_bytes = 0
+local reply_bytes, reply_messages = 0, 0
 local function fetch(into, shard, key, start, count)
   local name, asked, before = messages_key(shard, key), math.min(count, first_page), reply_bytes
   while count > 0 do
     local page = redis.call('LRANGE', name, start, start + asked - 1)
     for _, body in ipairs(page) do
-      if reply_bytes > 0 and reply_bytes + #body > REPLY_BYTES_MAX then
+      if reply_messages > 0 and (reply_bytes + #body > REPLY_BYTES_MAX or reply_messages >= TURN_MESSAGES_MAX) then
         return
       end
-      reply_bytes = reply_bytes + #body
+      reply_bytes, reply_messages = reply_bytes + #body, reply_messages + 1
       into[#into + 1] = body
     end
     if #page < asked then
@@ -164,7 +197,7 @@ local function fetch(into, shard, key, start, count)
     end
     start, count = start + asked, count - asked
     local room = math.floor(PAGE_BYTES_MAX * #page / math.max(reply_bytes - before, 1))
-    asked = math.min(count, math.max(room, PAGE))
+    asked = math.min(count, math.max(room, PAGE), math.max(TURN_MESSAGES_MAX - reply_messages, 1))
     before = reply_bytes
   end
 end
@@ -175,7 +208,7 @@ local function fail(shard, key, record, delay_ms, reason)
   end
   record.suspect = 0
   if delay_ms < 0 or record.attempts >= conf.attempts_max then
-    return bury(shard, key, record, reason) and 2 or 3
+    return bury(shard, key, record, string.sub(reason, 1, REASON_BYTES_MAX)) and 2 or 3
   end
   state.owned = state.owned - 1
   record.owner, record.token, record.started, record.base = UNHELD, '-', 0, 0
@@ -201,6 +234,9 @@ local function operate(code, shard, key, token, upto, extra, word)
   end
   if code == 'E' then
     return {1, 0}
+  end
+  if tonumber(upto) - record.base > done_room then
+    return {0, 0} -- a consumer has no more messages
   end
   local removed = remove_done(shard, key, record, tonumber(upto))
   local left = redis.call('LLEN', messages_key(shard, key))
@@ -234,15 +270,16 @@ local function operate(code, shard, key, token, upto, extra, word)
 end
 
 local results, statuses = {}, {}
+local held_count = redis.call('SCARD', prefix .. 'held:' .. consumer) -- what the consumer says may be wrong
 for at = 10, #ARGV, FIELDS do
   local one
   if said then
     one = {tonumber(string.sub(said, #results + 1, #results + 1)) or 0, -1}
   else
     one = operate(ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4], ARGV[at + 5], ARGV[at + 6])
-  end
-  if one[1] ~= 1 then
-    held_count = held_count - 1
+    if one[1] == 2 or one[1] == 3 then
+      held_count = held_count - 1
+    end
   end
   results[#results + 1] = one
   statuses[#results] = text(one[1])
@@ -251,17 +288,17 @@ end
 local hungry = redis.call('ZCARD', prefix .. 'waiting') - (idle and 1 or 0)
 local consumers = redis.call('ZCARD', prefix .. 'leases')
 local grants = {}
-local own = {[consumer] = true}
 
 if leaves then
-  held_keys(own, function(shard, key, record)
+  held_keys(consumer, function(shard, key, record)
     release(shard, key, record, 'LPUSH')
   end)
   redis.call('ZREM', prefix .. 'leases', consumer)
   redis.call('HDEL', prefix .. 'turns', consumer)
 elseif want_keys > 0 and not said then
   -- A turn that comes again takes nothing: its reply may have no reader. None takes more than its share of all keys.
-  local share = math.min(want_keys, math.ceil((state.owned + state.ready) / consumers) - held_count, state.ready)
+  local share = math.ceil((state.owned + state.ready) / consumers) - held_count
+  share = math.min(want_keys, share, state.ready, KEYS_HELD_MAX - held_count)
   while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
     local shard, keys, others = unpack(first_keys(math.min(share - #grants, GRANTS_PAGE))[1])
     read_records(shard, keys)
@@ -288,14 +325,14 @@ if string.find(flags, 'R', 1, true) then
   for _, one in ipairs(grants) do
     granted[one[3]] = true
   end
-  held_keys(own, function(shard, key, record)
+  held_keys(consumer, function(shard, key, record)
     if not granted[record.token] then
       local left = redis.call('LLEN', messages_key(shard, key))
       kept[#kept + 1] = {shard, key, record.token, record.attempts, record.suspect, left, record.base}
     end
   end, 's')
 end
-local room = math.min(want_keys - #grants, want_messages)
+local room = math.min(want_keys - #grants, want_messages, KEYS_HELD_MAX - held_count - #grants)
 if not leaves and room > 0 and not idle then -- one that got all messages it has room for is busy
   redis.call('ZADD', prefix .. 'waiting', load, consumer)
 end

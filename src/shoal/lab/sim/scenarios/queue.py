@@ -105,6 +105,10 @@ POISON_SHARE: Final = 0.03
 LONG_SHARE: Final = 0.3
 LONG_S: Final = (4.0, 10.0)
 """In this share of the runs with faults, pauses and partitions last this long."""
+STALLS_PER_S: Final = 0.7
+STALL_S: Final = (2.2, 5.0)
+"""In the same runs connections stall for longer than a client waits: it sends its request again on another one, and
+both arrive."""
 JUMP_EVERY_S: Final = (2.6, 8.0)
 JUMP_S: Final = (-100.0, 3600.0)
 """In half of the runs with faults the store's time of day jumps by one of these, this often: at
@@ -130,11 +134,13 @@ class QueueRun(Scenario):
         super().__init__(seed, trace)
 
     def draw_faults(self, rng: Random) -> FaultOptions:
-        """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers."""
+        """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers, and stalls outlast
+        the patience of clients."""
         options = super().draw_faults(rng)
         if options.peaceful or self.world.rng("long faults").random() >= LONG_SHARE:
             return options
-        return replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
+        long = replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
+        return replace(long, stalls_per_s=STALLS_PER_S, stall_s=STALL_S)
 
     def draw_shape(self, rng: Random, options: FaultOptions) -> None:
         """The number of participants, and how hard they work."""
