@@ -15,9 +15,9 @@ from tests.lab.sim.test_model_scripts import real_keys
 from tests.support.queue_store import StoreClient, client_of, until
 from tests.support.redis_server import RedisServer
 
-from shoal.errors import ConfigError, PayloadTooLargeError, QueueUnavailableError
+from shoal.errors import ConfigError, PayloadTooLargeError, ProtocolError, QueueUnavailableError
 from shoal.plan.queue_settings import QueueSettings
-from shoal.queues.message_format import BODY_BYTES_MAX, encode_message, read_parts
+from shoal.queues.message_format import BODY_BYTES_MAX, encode_message, read_pushed
 from shoal.queues.queue import NewMessage
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.settings import ConsumerSettings
@@ -44,7 +44,7 @@ class Target:
         return self.real.call(b"EVALSHA", self.shas[script], b"1", prefix, *words)
 
     def put(self, *messages: bytes, producer: bytes = b"p", batch: bytes = b"1", version: bytes = b"1") -> Any:
-        return self.run("put", version, producer, batch, *messages)
+        return self.run("put", version, producer, batch, b"5", *messages)
 
     def turn(
         self,
@@ -75,7 +75,7 @@ def target(store: RedisServer) -> Iterator[Target]:
 def message(
     shard: bytes = b"0", key: bytes = b"k", id: bytes = b"", delay: bytes = b"0", body: bytes = b"x"
 ) -> list[bytes]:
-    return [shard, key, id, delay, body]
+    return [shard, key, body, id, delay]
 
 
 def check_refused(target: Target, *calls: tuple[Any, ...]) -> None:
@@ -91,16 +91,20 @@ def check_refused(target: Target, *calls: tuple[Any, ...]) -> None:
 def test_malformed_batches_change_nothing(target: Target) -> None:
     target.create()
     target.put(*message())
-    head = (b"1", b"p", b"2")
+    head = (b"1", b"p", b"2", b"5")
     calls: list[tuple[Any, ...]] = [
         ("put",),
         ("put", b"1"),
         ("put", b"1", b"p"),
         ("put", *head),
+        ("put", b"1", b"p", b"2", b"4", b"0", b"k", b"x", b""),
+        ("put", b"1", b"p", b"2", b"3", b"0", b"k", b"x", b"0"),
+        ("put", b"1", b"p", b"2", b"3", b"16", b"k", b"x"),
+        ("put", b"1", b"p", b"2", b"3", b"0", b"", b"x"),
         ("put", *head, b"0"),
         ("put", *head, *message(), b"0", b"k"),
-        ("put", b"1", b"", b"2", *message()),
-        ("put", b"1", b"p" * 65, b"2", *message()),
+        ("put", b"1", b"", b"2", b"5", *message()),
+        ("put", b"1", b"p" * 65, b"2", b"5", *message()),
         ("put", *head, *(message() * 1025)),
         ("put", *head, *message(key=b"")),
         ("put", *head, *message(key=b"k" * 513)),
@@ -111,8 +115,9 @@ def test_malformed_batches_change_nothing(target: Target) -> None:
     ]
     for word in HUGE:
         calls += [
-            ("put", word, b"p", b"2", *message()),
-            ("put", b"1", b"p", word, *message()),
+            ("put", word, b"p", b"2", b"5", *message()),
+            ("put", b"1", b"p", word, b"5", *message()),
+            ("put", b"1", b"p", b"2", word, *message()),
             ("put", *head, *message(id=b"new"), *message(shard=word)),
             ("put", *head, *message(id=b"new"), *message(delay=word)),
         ]
@@ -398,7 +403,11 @@ async def test_forged_pushes_do_not_stop_a_consumer(client: StoreClient, target:
 
 def test_a_pushed_job_is_checked() -> None:
     good = [b"15", b"k", b"1.5", b"0", b"0", b"1", b"0", b"x"]
-    assert read_parts(b"".join(b"%d:%s" % (len(one), one) for one in good), 16) == good
+    data = b"".join(b"%d:%s" % (len(one), one) for one in good)
+    assert read_pushed(data, 16) == [good]
+    assert read_pushed(2 * data, 16) == [good, good]
+    with pytest.raises(ProtocolError):
+        read_pushed(data + data.replace(b"2:15", b"2:16"), 16)
 
 
 async def test_clients_keep_to_the_limits_of_stores(client: StoreClient) -> None:

@@ -20,7 +20,7 @@ def message(body: bytes = b"m", waits: bool = False, key: bytes = b"k", shard: i
 
 
 def bodies(arguments: list[bytes] | None) -> list[bytes]:
-    return [] if arguments is None else arguments[7::5]
+    return [] if arguments is None else arguments[6::3]
 
 
 def test_one_batch_is_on_its_way_and_it_is_bounded_by_number_and_bytes() -> None:

@@ -97,7 +97,8 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     for name, value in facts["ratios"].items():
         low, high = facts["spreads"].get(name, (value, value))
         goal = "  MISSED" if name in facts["missed"] else ""
-        screen.print(f"{name}: {value:.2f} ({low:.2f} to {high:.2f}), goal {facts['goals'][name]}{goal}")
+        aim = f"goal {facts['goals'][name]}" if name in facts["goals"] else "no goal"
+        screen.print(f"{name}: {value:.2f} ({low:.2f} to {high:.2f}), {aim}{goal}")
 
 
 def _number(value: float) -> str:

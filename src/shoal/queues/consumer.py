@@ -356,6 +356,7 @@ class ConsumerCore:
         self.counters["turns"] += 1
         wants = self._asked = self._capacity(now)
         flags = (b"R" if self._resync_sent else b"") + (b"L" if self._leaving else b"")
+        flags += b"S" if len(self._group) > 1 else b""  # several stores count on the same room
         messages, keys = (sum(getattr(core, name) for core in self._group) for name in ("in_flight", "held"))
         load = load_of(self.meter.service_s, messages, keys, self._settings)
         return [

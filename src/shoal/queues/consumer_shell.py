@@ -17,7 +17,7 @@ from shoal.logs import get_log
 from shoal.plan.queue_entry import QueueEntry
 from shoal.queues.consumer import ConsumerCore, JobCore
 from shoal.queues.job import FollowUp, Job
-from shoal.queues.message_format import read_parts
+from shoal.queues.message_format import read_pushed
 from shoal.queues.store_link import PERMANENT
 from shoal.runtime import TIMER_GRAIN_S
 
@@ -303,12 +303,13 @@ class JobStream:
         """A job was pushed by a store."""
         assert self._entry is not None
         try:
-            parts = read_parts(data, len(self._entry.places))
+            jobs = read_pushed(data, len(self._entry.places))
         except ProtocolError as error:
             _log.warning("pushed job dropped", queue=self._queue, why=str(error))
             return
         lane = self._run_lane(store)
-        lane.core.pushed(parts, self._loop.time())
+        for parts in jobs:
+            lane.core.pushed(parts, self._loop.time())
         self._wake_readers()
         lane.wake.set()
 

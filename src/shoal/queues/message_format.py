@@ -21,7 +21,7 @@ KEY_PREFIX: Final = b"__shoal:q:"
 KEY_BYTES_MAX: Final = 512
 ID_BYTES_MAX: Final = 256
 PUSHED_PARTS: Final = 8
-"""Shard, key, token, attempts, suspect, messages left, other ready keys, message."""
+"""Of each job: shard, key, token, attempts, suspect, messages left, other ready keys, message."""
 BODY_BYTES_MAX: Final = 32 * MIB
 """The largest stored message that a store accepts: payload, attributes and about 100 bytes more."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
@@ -103,9 +103,9 @@ def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
     return raw
 
 
-def read_parts(data: bytes, shards: int) -> list[bytes]:
-    """The parts of a pushed job of a queue with so many shards: each has its length before it. Every client of a store
-    can publish to an inbox, so everything is checked."""
+def read_pushed(data: bytes, shards: int) -> list[list[bytes]]:
+    """The parts of each job of a push, of a queue with so many shards: each part has its length before it. Every client
+    of a store can publish to an inbox, so everything is checked."""
     parts = []
     at = 0
     while at < len(data):
@@ -115,14 +115,15 @@ def read_parts(data: bytes, shards: int) -> list[bytes]:
         size = int(data[at:colon])
         parts.append(data[colon + 1 : colon + 1 + size])
         at = colon + 1 + size
-    if len(parts) != PUSHED_PARTS:
-        raise ProtocolError(f"a pushed job has {len(parts)} parts, not {PUSHED_PARTS}")
-    shard, key, token, *numbers, _ = parts
-    if not _NUMBER.fullmatch(shard) or int(shard) >= shards or not 1 <= len(key) <= KEY_BYTES_MAX:
-        raise ProtocolError("a pushed job has a key or a shard that the queue cannot have")
-    if not _TOKEN.fullmatch(token) or not all(map(_NUMBER.fullmatch, numbers)):
-        raise ProtocolError("a pushed job has invalid numbers")
-    return parts
+    if not parts or len(parts) % PUSHED_PARTS:
+        raise ProtocolError(f"a push has {len(parts)} parts, not {PUSHED_PARTS} for each job")
+    jobs = [parts[start : start + PUSHED_PARTS] for start in range(0, len(parts), PUSHED_PARTS)]
+    for shard, key, token, *numbers, _ in jobs:
+        if not _NUMBER.fullmatch(shard) or int(shard) >= shards or not 1 <= len(key) <= KEY_BYTES_MAX:
+            raise ProtocolError("a pushed job has a key or a shard that the queue cannot have")
+        if not _TOKEN.fullmatch(token) or not all(map(_NUMBER.fullmatch, numbers)):
+            raise ProtocolError("a pushed job has invalid numbers")
+    return jobs
 
 
 def put_us_of(begin: bytes) -> int | None:

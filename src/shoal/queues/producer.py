@@ -182,9 +182,13 @@ class ProducerCore:
         return batch
 
     def _arguments(self) -> list[bytes]:
-        words = [b"%d" % self._version, self._name, b"%d" % self._number]
-        for message in self._batch:
-            words += (b"%d" % message.shard, message.key, message.id, b"%d" % message.delay_ms, message.body)
+        batch = self._batch
+        plain = not any(message.id or message.delay_ms for message in batch)
+        words = [b"%d" % self._version, self._name, b"%d" % self._number, b"3" if plain else b"5"]
+        for message in batch:
+            words += (b"%d" % message.shard, message.key, message.body)
+            if not plain:
+                words += (message.id, b"%d" % message.delay_ms)
         return words
 
     def _error(self, letter: str, message: Outgoing) -> QueueError:

@@ -17,6 +17,7 @@ from shoal.queues.consumer import ConsumerCore
 from shoal.queues.keyspace.collections import Hash, SortedSet, Stream, score_text
 from shoal.queues.keyspace.keys import Keys
 from shoal.queues.keyspace.scripts import ScriptCache, run_script
+from shoal.queues.message_format import read_pushed
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 
@@ -189,7 +190,7 @@ def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: 
     """A stalled connection delivers a request long after its client has sent it again on another one."""
     pair = Pair(real)
     pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
-    message = (b"1", b"k", b"", b"0", b"m")
+    message = (b"3", b"1", b"k", b"m")
     for batch in (b"5", b"5", b"6"):
         assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
     assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
@@ -231,10 +232,10 @@ class Shard1:
         self.pair.run("admin", b"create", *CONF)
         self.keys = [b"k%d" % number for number in range(12)]
         for batch in range(30):
-            words = [b"1", b"p", b"%d" % (batch + 1)]
+            words = [b"1", b"p", b"%d" % (batch + 1), b"5"]
             for _ in range(rng.randint(1, 12)):
-                words += [b"1", rng.choice(self.keys), rng.choice((b"", b"i%d" % rng.randint(0, 30)))]
-                words += [rng.choice((b"0", b"0", b"9000")), b"m" * rng.randint(1, 30)]
+                words += [b"1", rng.choice(self.keys), b"m" * rng.randint(1, 30)]
+                words += [rng.choice((b"", b"i%d" % rng.randint(0, 30))), rng.choice((b"0", b"0", b"9000"))]
             self.pair.run("put", *words)
             self.pair.now += rng.choice((0, 0, 1))
         turn = 0
@@ -299,8 +300,8 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     assert world.content(PREFIX) == {}
     left = dict(zip(names, world.pair.run("look", b"stats")[1].split(), strict=False))
     assert [left[name] for name in ("messages", "bytes", "keys", "owned", "ready", "delayed", "ids")] == [b"0"] * 7
-    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x")[0] == b"M"
-    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x", prefix=OTHER)[0] == b"A"
+    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x")[0] == b"M"
+    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x", prefix=OTHER)[0] == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
@@ -309,9 +310,9 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     before, stats = world.content(PREFIX), world.pair.run("look", b"stats")
     world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER)
     world.copy(3, b"2")
-    one, two = (b"1", b"k1", b"", b"0", b"x"), (b"2", b"z", b"", b"0", b"x")
-    assert world.pair.run("put", b"1", b"p", b"97", *one, *two, *one)[0] == b"MAM"
-    assert world.pair.run("put", b"1", b"p", b"97", *one, *two, *one)[0] == b"MAM", "the same batch again"
+    one, two = (b"1", b"k1", b"x"), (b"2", b"z", b"x")
+    assert world.pair.run("put", b"1", b"p", b"97", b"3", *one, *two, *one)[0] == b"MAM"
+    assert world.pair.run("put", b"1", b"p", b"97", b"3", *one, *two, *one)[0] == b"MAM", "the same batch again"
     assert world.ship(b"place", 4, b"0", b"ooo", *CONF) == []
     assert world.content(PREFIX) == before
     owned, ready, delayed = (int(word) for word in stats[1].split()[6:9])
@@ -323,7 +324,7 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     while world.ship(b"drop", 4, b"1", b"50", to=OTHER):
         pass
     assert world.content(OTHER) == {}
-    assert world.pair.run("put", b"1", b"p", b"99", b"1", b"k1", b"", b"0", b"x")[0] == b"A"
+    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x")[0] == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
@@ -343,11 +344,13 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
         if choice < 0.4:
             producer = rng.choice((b"p1", b"p2"))
             batches[producer] += rng.random() < 0.8  # otherwise the same batch again
-            words = [b"1", producer, b"%d" % batches[producer]]
+            fields = rng.choice((b"3", b"5"))
+            words = [b"1", producer, b"%d" % batches[producer], fields]
             for _ in range(rng.randint(1, 6)):
                 key = b"k%d" % rng.randint(0, 14)
-                words += [b"%d" % (key[-1] % 3), key, rng.choice((b"", b"", b"i%d" % rng.randint(0, 9)))]
-                words += [rng.choice((b"0", b"0", b"3000")), b"m" * rng.randint(1, 30)]
+                words += [b"%d" % (key[-1] % 3), key, b"m" * rng.randint(1, 30)]
+                if fields == b"5":
+                    words += [rng.choice((b"", b"i%d" % rng.randint(0, 9))), rng.choice((b"0", b"0", b"3000"))]
             seen.update(pair.run("put", *words)[0].decode())
         elif choice < 0.9:
             consumer = rng.choice((b"c1", b"c1", b"c2", b"c3"))
@@ -386,3 +389,52 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
         pass
     assert {*model_keys(pair.model)} == {*real_keys(real)} == {CLOCK}
     assert {*"ADFB", *"DSFGE"} <= seen
+
+
+def test_a_server_clock_before_1970_does_not_stop_a_queue(real: RealClient) -> None:
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    pair.now = -100
+    for number in (b"1", b"2"):  # the second call reads what the first one stored
+        assert pair.run("put", b"1", b"p", number, b"3", b"1", b"k", b"x")[0] == b"A"
+
+
+def test_an_idle_turn_of_a_waiting_consumer_writes_only_its_number(real: RealClient) -> None:
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    idle = [b"1", b"c", b"1", b"1.5", b"0", b"6", b"20", b"3", b""]
+    pair.run("turn", *idle)
+    before = real_keys(real)
+    idle[2] = b"2"
+    assert pair.run("turn", *idle)[8] == []
+    after = real_keys(real)
+    changed = {name for name in after if after[name] != before.get(name)}
+    assert changed <= {PREFIX + b"turns"}, changed
+    assert model_keys(pair.model) == after
+
+
+@pytest.mark.parametrize(
+    ("keys_count", "room", "expected"), [(8, 20, [4, 4]), (8, 3, [3, 3]), (8, 1, [1, 1]), (5, 20, [2, 1, 1, 1])]
+)
+def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(
+    keys_count: int, room: int, expected: list[int]
+) -> None:
+    model, texts = Keys(), {one.name: one.text for one in load_scripts()}
+    pushed: list[list[list[bytes]]] = []
+
+    def listen(_: bytes, data: bytes) -> int:
+        pushed.append(read_pushed(data, 3))
+        return 1
+
+    def run(name: str, *words: bytes) -> Any:
+        return run_script(texts[name], (PREFIX,), words, model, listen, 1_700_000_000.0)
+
+    run("admin", b"create", *CONF)
+    for number in range(len(expected)):
+        run("turn", b"1", b"c%d" % number, b"1", b"1.5", b"0", b"%d" % room, b"%d" % room, b"3", b"")
+    messages = [(b"%d" % (number % 3), b"k%d" % number, b"m%d" % number) for number in range(keys_count)]
+    run("put", b"1", b"p", b"1", b"3", *(word for message in messages for word in message))
+    assert [len(jobs) for jobs in pushed] == expected
+    keys = [job[1] for jobs in pushed for job in jobs]
+    assert len({*keys}) == len(keys), "a key has one owner"
+    assert all(job[7] == b"m" + job[1][1:] for jobs in pushed for job in jobs)

@@ -10,15 +10,15 @@
 
 local operation = ARGV[1]
 
-local function set_conf()
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 1])
-  end
+local CONF = 12 -- numbers of CONF
+
+local function conf_words()
+  return {unpack(ARGV, 2, CONF + 1)}
 end
 
-for at = 2, #CONF + 1 do
+for at = 2, CONF + 1 do
   if operation ~= 'drop' and not whole(ARGV[at], NUMBER_MAX) then
-    return malformed('the limits of a queue are ' .. text(#CONF) .. ' whole numbers')
+    return malformed('the limits of a queue are ' .. text(CONF) .. ' whole numbers')
   end
 end
 
@@ -30,9 +30,7 @@ if operation == 'create' then
     end
     return 0
   end
-  set_conf()
-  shut = ARGV[#CONF + 2]
-  make_queue()
+  make_queue(conf_words(), ARGV[CONF + 2])
   return 1
 end
 if refused then
@@ -40,9 +38,9 @@ if refused then
 end
 
 if operation == 'configure' then
-  local version, paused = conf.version, conf.paused
-  set_conf()
-  conf.version, conf.paused = version, paused
+  local version, paused, letters = conf.version, conf.paused, shut
+  read_conf(table.concat(conf_words(), ' '))
+  conf.version, conf.paused, shut = version, paused, letters
   save_conf()
   return 1
 elseif operation == 'drop' then

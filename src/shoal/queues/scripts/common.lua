@@ -7,7 +7,9 @@
 
 local CLOCK_STEP_MS_MAX = 1000 -- a call advances the queue's clock by no more, whatever the server's clock does
 local EXPIRED_MAX = 32 -- consumers whose leases one call ends
-local OFFERED_MAX = 64 -- consumers that are read at once to be offered a key
+local CLOCK_SAVE_MS = 100 -- a call that changes nothing else stores the clock if it has advanced by so much
+local OFFERED_MAX = 64 -- consumers that are read at once to be offered keys
+local OFFERED_KEYS_MAX, OFFERED_BYTES_MAX = 16, 262144 -- of one push; the first key always fits
 local DEAF_MAX = 16 -- consumers without a listener that one call offers a key to
 local DUE_MAX = 64 -- delayed messages and retries that one call makes ready
 local NUMBER_MAX = 9007199254740992 -- Lua counts exactly up to here
@@ -24,41 +26,12 @@ local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
 local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
 local prefix = KEYS[1]
-local conf, state = {}, {}
+local conf, state = nil, nil
 local shut = nil -- a letter for each shard, if one of them is not open here: see is_open
-local CONF = {
-  'version', 'shards', 'messages_max', 'bytes_max', 'keys_max', 'attempts_max', 'dedupe_ms', 'ids_max', 'dead_max',
-  'lease_ms', 'halt', 'paused',
-}
-local STATE = {
-  'now', 'wall', 'counter', 'messages', 'bytes', 'keys', 'owned', 'ready', 'delayed', 'ids', 'ids_old', 'generation',
-  'generation_at', 'buried', 'puts', 'put_bytes', 'dones', 'producers', 'producers_at',
-}
+local stored_wall, stored_counts = 0, '' -- as the state was last stored
 
--- A number as text. Most numbers of a line do not change in a call, so their words are kept: formatting is slow.
-local texts = {}
 local function text(number)
-  local word = texts[number]
-  if not word then
-    word = string.format('%.0f', number)
-    texts[number] = word
-  end
-  return word
-end
-
--- Read the numbers of a line; return the word behind them, which may be empty, or nil if the line has other content:
--- clients have the right to write to the keys of queues.
-local function read_numbers(names, line, into)
-  local words = {string.match(line or '', '^' .. string.rep('(%-?%d+) ', #names - 1) .. '(%-?%d+) ?(%l*)$')}
-  if not words[1] then
-    return nil
-  end
-  for at, name in ipairs(names) do
-    local word = words[at]
-    local number = word + 0
-    into[name], texts[number] = number, word
-  end
-  return words[#names + 1]
+  return string.format('%d', number)
 end
 
 -- The number that an argument of a client is: an integer from 0 to `most`, otherwise nil.
@@ -86,12 +59,62 @@ local function is_key(word)
   return #word > 0 and #word <= KEY_BYTES_MAX
 end
 
-local function write_numbers(names, from)
-  local words = {}
-  for at, name in ipairs(names) do
-    words[at] = text(from[name] or 0)
+-- The lines `conf` and `state` are written out here, name by name: each call of a script reads them, and loops over names
+-- cost as much as the rest of the call.
+local function read_conf(line)
+  local version, shards, messages_max, bytes_max, keys_max, attempts_max, dedupe_ms, ids_max, dead_max, lease_ms, halt,
+    paused, letters = string.match(
+      line, '^(%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) ?(%l*)$'
+    )
+  if not version then
+    return false
   end
-  return table.concat(words, ' ')
+  conf = {
+    version = version + 0, shards = shards + 0, messages_max = messages_max + 0, bytes_max = bytes_max + 0,
+    keys_max = keys_max + 0, attempts_max = attempts_max + 0, dedupe_ms = dedupe_ms + 0, ids_max = ids_max + 0,
+    dead_max = dead_max + 0, lease_ms = lease_ms + 0, halt = halt + 0, paused = paused + 0,
+  }
+  shut = letters ~= '' and letters or nil
+  return true
+end
+
+local function conf_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d', conf.version, conf.shards, conf.messages_max, conf.bytes_max, conf.keys_max,
+    conf.attempts_max, conf.dedupe_ms, conf.ids_max, conf.dead_max, conf.lease_ms, conf.halt, conf.paused
+  )
+end
+
+local function read_state(line)
+  local now, wall, counts, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
+    puts, put_bytes, dones, producers, producers_at = string.match(
+      line,
+      '^(%-?%d+) (%-?%d+) ((%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) '
+        .. '(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+))$'
+    )
+  if not now then
+    return false
+  end
+  state = {
+    now = now + 0, wall = wall + 0, counter = counter + 0, messages = messages + 0, bytes = bytes + 0, keys = keys + 0,
+    owned = owned + 0, ready = ready + 0, delayed = delayed + 0, ids = ids + 0, ids_old = ids_old + 0,
+    generation = generation + 0, generation_at = generation_at + 0, buried = buried + 0, puts = puts + 0,
+    put_bytes = put_bytes + 0, dones = dones + 0, producers = producers + 0, producers_at = producers_at + 0,
+  }
+  stored_wall, stored_counts = state.wall, counts
+  return true
+end
+
+local function counts_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.counter, state.messages, state.bytes, state.keys, state.owned,
+    state.ready, state.delayed, state.ids, state.ids_old, state.generation, state.generation_at, state.buried,
+    state.puts, state.put_bytes, state.dones, state.producers, state.producers_at
+  )
+end
+
+local function state_line()
+  return string.format('%d %d %s', state.now, state.wall, counts_line())
 end
 
 -- The queue's own clock: milliseconds that never jump. Leases, retries and delays are measured on it.
@@ -111,11 +134,9 @@ local function load_conf()
   if not line then
     return redis.error_reply('NOQUEUE there is no such queue on this store')
   end
-  local letters = read_numbers(CONF, line, conf)
-  if not letters or not read_numbers(STATE, redis.call('GET', prefix .. 'state'), state) then
+  if not read_conf(line) or not read_state(redis.call('GET', prefix .. 'state') or '') then
     return redis.error_reply('DAMAGED the state of the queue on this store cannot be read')
   end
-  shut = letters ~= '' and letters or nil
   advance_clock()
   return nil
 end
@@ -132,7 +153,7 @@ local function load_version(version)
 end
 
 local function save_conf()
-  local line = write_numbers(CONF, conf)
+  local line = conf_line()
   if shut then
     line = line .. ' ' .. shut
   end
@@ -244,20 +265,20 @@ end
 -- The last step of every call that changes something.
 local function save_state()
   flush_records()
-  redis.call('SET', prefix .. 'state', write_numbers(STATE, state))
+  local counts = counts_line()
+  if counts ~= stored_counts or math.abs(state.wall - stored_wall) >= CLOCK_SAVE_MS then
+    redis.call('SET', prefix .. 'state', state_line())
+    stored_wall, stored_counts = state.wall, counts
+  end
 end
 
--- A new queue: `conf` and `shut` are set.
-local function make_queue()
-  if shut and not string.find(shut, '[^o]') then
-    shut = nil
-  end
-  for _, name in ipairs(STATE) do
-    state[name] = 0
-  end
+-- A new queue. `words` is an array with the numbers of `conf`, `letters` has the state of each shard.
+local function make_queue(words, letters)
+  read_conf(table.concat(words, ' '))
+  shut = letters and string.find(letters, '[^o]') and letters or nil
+  read_state('0 0 1' .. string.rep(' 0', 16))
   local time = redis.call('TIME')
-  state.wall = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-  state.counter = 1
+  state.wall, stored_counts = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), ''
   save_conf()
   save_state()
 end
@@ -298,14 +319,9 @@ local function rotate_generations()
   save_state()
 end
 
--- Messages that were put into a shard, or done, of which `total` is the new total of the queue. The time shifts the
--- samples, so that messages whose keys repeat in a pattern are counted evenly too.
-local function count_work(letter, shard, messages, total)
-  local phase = total + state.wall
-  local samples = math.floor(phase / COUNTED) - math.floor((phase - messages) / COUNTED)
-  if samples > 0 then
-    redis.call('HINCRBY', prefix .. 'work', letter .. shard, text(samples * COUNTED))
-  end
+-- Messages that were put into a shard (letter p), or done (d).
+local function count_work(letter, shard, messages)
+  redis.call('HINCRBY', prefix .. 'work', letter .. shard, messages)
 end
 
 local function messages_key(shard, key)
@@ -430,8 +446,12 @@ local function remove_done(shard, key, record, upto)
       state.bytes = state.bytes - #body
     end
     state.messages, state.dones = state.messages - #done, state.dones + #done
+    local phase = state.dones + state.wall
+    local samples = math.floor(phase / COUNTED) - math.floor((phase - #done) / COUNTED)
+    if samples > 0 then
+      count_work('d', shard, samples * COUNTED)
+    end
     done_room = done_room - #done
-    count_work('d', shard, #done, state.dones)
     record.base = upto
     record.attempts, record.started, record.suspect = 0, 0, 0
   end
@@ -499,8 +519,67 @@ local function framed(part)
   return text(#part) .. ':' .. part
 end
 
--- Give ready keys to waiting consumers, the least loaded first: each gets one key, pushed to its inbox with the first
--- message and the number of other ready keys. A consumer that does not listen is skipped; it takes when it is back.
+-- The first `wanted` ready keys, or fewer: an array of {shard, keys, whether it has others}.
+local GRANTS_PAGE = 8 -- keys of one shard that are granted before the next shard has its turn
+local function first_keys(wanted)
+  local found = {}
+  for _, shard in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, wanted - 1)) do
+    local page = math.min(wanted, GRANTS_PAGE)
+    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, page) -- one more than is used
+    local others = #keys > page and 1 or 0
+    keys[page + 1] = nil
+    found[#found + 1] = {shard, keys, others}
+    wanted = wanted - #keys
+    if wanted == 0 then
+      break
+    end
+  end
+  return found
+end
+
+-- Push keys to the inbox of a waiting consumer, each with its first message; return whether it listens. `later` is the
+-- number of ready keys that other waiting consumers are about to get.
+local function push_keys(consumer, wanted, later)
+  local parts, granted, pops, bytes, count = {}, {}, {}, 0, 0
+  for _, one in ipairs(first_keys(wanted)) do
+    local shard, keys, used = one[1], one[2], 0
+    local known = read_records(shard, keys)
+    for at, key in ipairs(keys) do
+      local name = messages_key(shard, key)
+      local body = redis.call('LINDEX', name, 0)
+      if count > 0 and bytes + #body > OFFERED_BYTES_MAX then
+        break
+      end
+      used, count, bytes = at, count + 1, bytes + #body
+      local record = known[key] or {attempts = 0, suspect = 0}
+      local token, left = next_token(), redis.call('LLEN', name)
+      granted[count] = {shard, key, token}
+      parts[count] = table.concat({
+        framed(shard), framed(key), framed(token), framed(text(record.attempts)), framed(text(record.suspect)),
+        framed(text(left)), framed(text(math.max(state.ready - count - later, 0))), framed(body),
+      })
+    end
+    if used > 0 then
+      pops[#pops + 1] = {shard, used, #keys - used + one[3]}
+    end
+    if used < #keys then
+      break
+    end
+  end
+  if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) == 0 then
+    return false
+  end
+  for _, one in ipairs(pops) do
+    pop_ready(one[1], one[2], one[3])
+  end
+  for _, one in ipairs(granted) do
+    grant(one[1], one[2], consumer, one[3])
+  end
+  return true
+end
+
+-- Give ready keys to waiting consumers, the least loaded first: each gets an equal part of them, if it has the room. A
+-- consumer that does not listen is skipped; it takes when it is back.
 local function offer()
   local deaf = 0
   while state.ready > 0 and conf.paused == 0 and deaf < DEAF_MAX do
@@ -509,22 +588,11 @@ local function offer()
       return
     end
     redis.call('ZREM', prefix .. 'waiting', unpack(consumers))
-    for _, consumer in ipairs(consumers) do
-      local shard, key = first_ready()
-      local record = read_record(shard, key) or {attempts = 0, suspect = 0}
-      local token = next_token()
-      local left = redis.call('LLEN', messages_key(shard, key))
-      local body = redis.call('LINDEX', messages_key(shard, key), 0)
-      local parts = {
-        shard, key, token, text(record.attempts), text(record.suspect), text(left), text(state.ready - 1), body,
-      }
-      for at, part in ipairs(parts) do
-        parts[at] = framed(part)
-      end
-      if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) > 0 then
-        pop_ready(shard)
-        grant(shard, key, consumer, token)
-      else
+    local turns = redis.call('HMGET', prefix .. 'turns', unpack(consumers))
+    for at, consumer in ipairs(consumers) do -- there are at least as many keys: none of them goes without
+      local share = math.ceil(state.ready / (#consumers - at + 1))
+      local room = math.max(tonumber(string.match(turns[at] or '', ' (%d+)$')) or 1, 1)
+      if not push_keys(consumer, math.min(share, room, OFFERED_KEYS_MAX), (#consumers - at) * share) then
         deaf = deaf + 1
       end
     end

@@ -26,7 +26,7 @@ if operation == 'stats' then
     first = redis.call('LINDEX', messages_key(shard, key), 0)
   end
   return {
-    write_numbers(CONF, conf), write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'),
+    conf_line(), state_line(), redis.call('ZCARD', prefix .. 'leases'),
     redis.call('ZCARD', prefix .. 'waiting'), redis.call('XLEN', prefix .. 'dead'),
     redis.call('SCARD', prefix .. 'halted'), first,
   }
@@ -42,7 +42,7 @@ elseif operation == 'load' then
     work[work[at]] = work[at + 1]
   end
   local found = {
-    write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
+    state_line(), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
     redis.call('SCARD', prefix .. 'halted'),
   }
   for at = 2, #ARGV do

@@ -1,33 +1,40 @@
 -- Put a batch of messages.
 --
 --   KEYS[1]  prefix of the queue
---   ARGV     version, producer, number of the batch, then for each message: shard, key, id, delay in ms, body
+--   ARGV     version, producer, number of the batch, words of each message, then the messages
+--   message  shard, key, body; if the messages have 5 words, also id and delay in ms
 --   reply    one letter for each message, and how many messages the queue holds
 --
 -- A accepted; D its id was accepted before; F the queue is full; K too many keys; I too many ids; B behind a refused
--- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that comes again, because its reply was lost, gets the same letters again.
+-- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that
+-- comes again, because its reply was lost, gets the same letters again.
 
 local refused = load_version(ARGV[1])
 if refused then
   return refused
 end
 
-local FIELDS = 5
+local PLAIN_FIELDS, FULL_FIELDS = 3, 5
 local BATCH_MAX = 1024 -- messages of one call
-local producer, batch = ARGV[2], ARGV[3]
-if #ARGV < 3 + FIELDS or (#ARGV - 3) % FIELDS ~= 0 or (#ARGV - 3) / FIELDS > BATCH_MAX then
-  return malformed('a batch has 1 to ' .. text(BATCH_MAX) .. ' messages of ' .. text(FIELDS) .. ' words')
+local FIRST, FIELDS = 5, ARGV[4] == '3' and PLAIN_FIELDS or FULL_FIELDS
+local producer, batch, last_at = ARGV[2], ARGV[3], #ARGV
+local given = (last_at - FIRST + 1) / FIELDS
+if ARGV[4] ~= '3' and ARGV[4] ~= '5' or given < 1 or given % 1 ~= 0 or given > BATCH_MAX then
+  return malformed('a batch has 1 to ' .. text(BATCH_MAX) .. ' messages of 3 or 5 words')
 elseif #producer == 0 or #producer > NAME_BYTES_MAX then
   return malformed('the name of a producer has 1 to ' .. text(NAME_BYTES_MAX) .. ' bytes')
 elseif not whole(batch, NUMBER_MAX) then
   return malformed('the number of a batch is not a whole number')
 end
-for at = 4, #ARGV, FIELDS do
+for at = FIRST, last_at, FIELDS do
   local wrong = not is_shard(ARGV[at]) and 'shard' or not is_key(ARGV[at + 1]) and 'key'
-    or #ARGV[at + 2] > ID_BYTES_MAX and 'id' or #ARGV[at + 4] > BODY_BYTES_MAX and 'body'
-    or ARGV[at + 3] ~= '0' and (whole(ARGV[at + 3], DELAY_MS_MAX) or 0) == 0 and 'delay'
+    or #ARGV[at + 2] > BODY_BYTES_MAX and 'body'
+  if not wrong and FIELDS == FULL_FIELDS then
+    wrong = #ARGV[at + 3] > ID_BYTES_MAX and 'id'
+      or ARGV[at + 4] ~= '0' and (whole(ARGV[at + 4], DELAY_MS_MAX) or 0) == 0 and 'delay'
+  end
   if wrong then
-    return malformed('the ' .. wrong .. ' of message ' .. text((at - 4) / FIELDS) .. ' of the batch is not valid')
+    return malformed('the ' .. wrong .. ' of message ' .. text((at - FIRST) / FIELDS) .. ' of the batch is not valid')
   end
 end
 rotate_generations()
@@ -63,7 +70,21 @@ end
 local letters, nth, fresh_ids, fresh_keys, count = {}, {}, {}, {}, 0
 local messages, bytes, keys, ids = state.messages, state.bytes, state.keys, state.ids + state.ids_old
 local full, behind, accepted = false, {}, 0
-local many_keys = keys + (#ARGV - 3) / FIELDS > conf.keys_max
+local many_keys = keys + given > conf.keys_max
+
+-- Whether all messages will be accepted: most batches are far from all limits, and need no look at each message.
+local sure = not said and not shut and FIELDS == PLAIN_FIELDS and not many_keys and messages + given <= conf.messages_max
+if sure then
+  for at = FIRST + 2, last_at, FIELDS do
+    bytes = bytes + #ARGV[at]
+  end
+  sure = bytes <= conf.bytes_max
+  if sure then
+    messages, accepted, count = messages + given, given, given
+  else
+    bytes = state.bytes
+  end
+end
 
 local function judge(shard, key, id, body)
   if shut and not is_open(shard) then
@@ -104,61 +125,76 @@ end
 local lists, first_at, bodies, several, place_of, places = {}, {}, {}, {}, {}, 0
 local special = {} -- positions of messages with an id or a delay
 
-for at = 4, #ARGV, FIELDS do
-  local shard, key, id, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 4]
-  local letter
-  if said then
-    local before = said_before(shard)
-    nth[shard] = (nth[shard] or 0) + 1
-    letter = before == '' and 'A' or string.sub(before, nth[shard], nth[shard])
+local function add_to_list(at, shard, key, body)
+  local name = prefix .. shard .. ':k:' .. key
+  local place = place_of[name]
+  if not place then
+    places = places + 1
+    place_of[name], lists[places], first_at[places], bodies[places] = places, name, at, body
+  elseif several[place] then
+    local all = several[place]
+    all[#all + 1] = body
   else
-    letter = judge(shard, key, id, body)
-    if letter == 'A' then
-      accepted = accepted + 1
-      messages, bytes = messages + 1, bytes + #body
-      local delayed = ARGV[at + 3] ~= '0'
-      if id ~= '' then
-        ids = ids + 1
-        fresh_ids[framed(key) .. id] = true
-      end
-      if delayed or id ~= '' then
-        special[#special + 1] = at
-      end
-      if not delayed then
-        local name = prefix .. shard .. ':k:' .. key
-        local place = place_of[name]
-        if not place then
-          places = places + 1
-          place_of[name], lists[places], first_at[places], bodies[places] = places, name, at, body
-        else
-          local all = several[place]
-          if not all then
-            all = {bodies[place]}
-            several[place] = all
-          end
-          all[#all + 1] = body
-        end
-      end
-    elseif letter == 'F' then
-      full = true
-    elseif letter ~= 'D' then
-      behind[key] = true
-    end
+    several[place] = {bodies[place], body}
   end
-  count = count + 1
-  letters[count] = letter
 end
 
+for at = FIRST, last_at, FIELDS do
+  local shard, key, body = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  if sure then
+    add_to_list(at, shard, key, body)
+  else
+    local id, delay, letter = '', '0', nil
+    if FIELDS > PLAIN_FIELDS then
+      id, delay = ARGV[at + 3], ARGV[at + 4]
+    end
+    if said then
+      local before = said_before(shard)
+      nth[shard] = (nth[shard] or 0) + 1
+      letter = before == '' and 'A' or string.sub(before, nth[shard], nth[shard])
+    else
+      letter = judge(shard, key, id, body)
+      if letter == 'A' then
+        accepted = accepted + 1
+        messages, bytes = messages + 1, bytes + #body
+        if id ~= '' then
+          ids = ids + 1
+          fresh_ids[framed(key) .. id] = true
+        end
+        if delay ~= '0' or id ~= '' then
+          special[#special + 1] = at
+        end
+        if delay == '0' then
+          add_to_list(at, shard, key, body)
+        end
+      elseif letter == 'F' then
+        full = true
+      elseif letter ~= 'D' then
+        behind[key] = true
+      end
+    end
+    count = count + 1
+    letters[count] = letter
+  end
+end
+
+local reply = sure and string.rep('A', count) or table.concat(letters)
 if said then
-  return {table.concat(letters), state.messages}
+  return {reply, state.messages}
 end
 
 -- Everything is decided: from here on, only writes.
-local puts = state.puts
-state.puts, state.put_bytes = puts + accepted, state.put_bytes + bytes - state.bytes
+-- One message in COUNTED is counted under its shard. The time shifts the samples, so that messages whose keys repeat in
+-- a pattern are counted evenly too.
+for number = COUNTED - (state.puts + state.wall) % COUNTED, count, COUNTED do
+  if sure or letters[number] == 'A' then
+    count_work('p', ARGV[FIRST + (number - 1) * FIELDS], COUNTED)
+  end
+end
+state.puts, state.put_bytes = state.puts + accepted, state.put_bytes + bytes - state.bytes
 state.messages, state.bytes = messages, bytes
 for _, at in ipairs(special) do
-  local shard, key, id, delay_ms, body = ARGV[at], ARGV[at + 1], ARGV[at + 2], tonumber(ARGV[at + 3]), ARGV[at + 4]
+  local shard, key, body, id, delay_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
   if id ~= '' then
     redis.call('SADD', prefix .. shard .. now_ids, framed(key) .. id)
     state.ids = state.ids + 1
@@ -172,17 +208,15 @@ for _, at in ipairs(special) do
 end
 
 -- Keys that had no messages become ready, with one command for each shard.
+local call = redis.call
 local begun, begun_shards = {}, {}
 for place = 1, places do
-  local all, first, added_count = several[place], nil, 1
+  local all, first = several[place], nil
   if all then
-    added_count = #all
-    first = redis.call('RPUSH', lists[place], unpack(all)) == added_count
+    first = call('RPUSH', lists[place], unpack(all)) == #all
   else
-    first = redis.call('RPUSH', lists[place], bodies[place]) == 1
+    first = call('RPUSH', lists[place], bodies[place]) == 1
   end
-  puts = puts + added_count
-  count_work('p', ARGV[first_at[place]], added_count, puts)
   if first then
     state.keys = state.keys + 1
   end
@@ -192,12 +226,13 @@ for place = 1, places do
   -- end: one_owner
   if added then
     local shard, key = ARGV[first_at[place]], ARGV[first_at[place] + 1]
-    if not begun[shard] then
-      begun[shard] = {}
+    local keys_of = begun[shard]
+    if keys_of then
+      keys_of[#keys_of + 1] = key
+    else
+      begun[shard] = {key}
       begun_shards[#begun_shards + 1] = shard
     end
-    local keys_of = begun[shard]
-    keys_of[#keys_of + 1] = key
   end
 end
 for _, shard in ipairs(begun_shards) do
@@ -221,7 +256,7 @@ local record = batch
 if accepted < count then
   local told, told_shards = {}, {}
   for number, letter in ipairs(letters) do
-    local shard = ARGV[4 + (number - 1) * FIELDS]
+    local shard = ARGV[FIRST + (number - 1) * FIELDS]
     if not told[shard] then
       told_shards[#told_shards + 1] = shard
     end
@@ -237,4 +272,4 @@ end
 redis.call('HSET', now_producers, producer, record)
 offer()
 save_state()
-return {table.concat(letters), state.messages}
+return {reply, state.messages}

@@ -456,11 +456,9 @@ local function renew(wanted)
       set_letter(number, 'o')
     end
   end
-  local paused = conf.paused
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 4])
-  end
-  conf.paused = paused
+  local paused, letters = conf.paused, shut
+  read_conf(table.concat({unpack(ARGV, 5, 16)}, ' '))
+  conf.paused, shut = paused, letters
   save_conf()
   save_state()
   return 1
@@ -471,11 +469,7 @@ if refused then
   if operation ~= 'place' or string.find(ARGV[5], 'o', 1, true) then
     return refused
   end
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 5])
-  end
-  shut = string.rep('a', conf.shards)
-  make_queue()
+  make_queue({unpack(ARGV, 6, 17)}, string.rep('a', ARGV[7]))
 elseif (operation == 'renew' or operation == 'shut') and tonumber(version) > conf.version then
   redis.call('HSET', shards, 'revision', text(revision))
   if operation == 'shut' then
@@ -499,11 +493,9 @@ end
 if operation == 'renew' or operation == 'shut' then
   return 0 -- it is done already
 elseif operation == 'place' then
-  local paused = conf.paused
-  for at, name in ipairs(CONF) do
-    conf[name] = tonumber(ARGV[at + 5])
-  end
-  conf.paused = paused
+  local paused, letters = conf.paused, shut
+  read_conf(table.concat({unpack(ARGV, 6, 17)}, ' '))
+  conf.paused, shut = paused, letters
   return place(ARGV[4], ARGV[5])
 end
 local shard = ARGV[4]

@@ -3,7 +3,7 @@
 --   KEYS[1]  prefix of the queue
 --   ARGV     version, consumer, number of the turn, its load, keys held, keys wanted, messages wanted, messages of one
 --            key, flags, then operations
---   flags    R also list the keys that this consumer holds; L leave: return everything
+--   flags    R also list the keys that this consumer holds; L leave: return everything; S push single keys only
 --   operation (7 words)
 --     D shard key token upto have want   messages up to `upto` are done; send `want` more after the `have` that it has
 --     S shard key token upto '' ''       messages up to `upto` are done, and the next one was started
@@ -36,7 +36,7 @@ elseif not whole(turn, NUMBER_MAX) or #load > 32 or not string.match(load, '^%d+
 end
 local want_keys, want_messages = whole(ARGV[6], NUMBER_MAX), whole(ARGV[7], NUMBER_MAX)
 local per_key = whole(ARGV[8], NUMBER_MAX)
-if not want_keys or not want_messages or not per_key or string.find(flags, '[^RL]') then
+if not want_keys or not want_messages or not per_key or string.find(flags, '[^RLS]') then
   return malformed('the wishes or the flags of a turn are not valid')
 end
 want_keys, want_messages = math.min(want_keys, TURN_KEYS_MAX), math.min(want_messages, TURN_MESSAGES_MAX)
@@ -66,7 +66,7 @@ if not lease and not leaves and redis.call('ZCARD', prefix .. 'leases') >= CONSU
 end
 
 local said = nil
-local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*)$')
+local number, letters = string.match(redis.call('HGET', prefix .. 'turns', ARGV[2]) or '', '^(%d+) (%d*) %d+$')
 if number and tonumber(number) > tonumber(ARGV[3]) then
   return redis.error_reply('LATE a later turn of this consumer came before this one')
 end
@@ -74,9 +74,14 @@ end
 said = number == ARGV[3] and letters
 -- end: turn_sequence
 
+-- A consumer that waits, and has nothing to report while nothing is ready, goes on waiting: most turns of a quiet queue.
+local waits = redis.call('ZSCORE', prefix .. 'waiting', consumer)
+local idle = waits and tonumber(waits) == tonumber(load) and state.ready == 0 and #ARGV == 9 and flags == ''
+  and want_keys > 0 and want_messages > 0
+
 -- The first write must be one that Redis allows when its memory is full: then it allows the others too, and consumers can
--- empty a full store.
-redis.call('ZREM', prefix .. 'waiting', ARGV[2])
+-- empty a full store. It need not find anything.
+redis.call('ZREM', prefix .. 'waiting', idle and '' or consumer)
 rotate_generations()
 
 local LEASE_STEP_MS = 500
@@ -147,6 +152,10 @@ if soonest and tonumber(soonest) <= state.now then
   due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', text(state.now), 'LIMIT', 0, DUE_MAX)
   due_changed = true
 end
+if idle and (due_changed or gone_count > 0 or joined == 1) then
+  idle = false
+  redis.call('ZREM', prefix .. 'waiting', consumer)
+end
 for _, member in ipairs(due) do
   redis.call('ZREM', prefix .. 'due', member)
   local kind, shard, rest = string.match(member, '^(%a):(%d+):(.*)$')
@@ -168,14 +177,13 @@ for _, member in ipairs(due) do
   end
 end
 
-local GRANTS_PAGE = 8 -- keys of one shard that are granted before the next shard has its turn
-
 -- Messages of a key, as many as the reply has room for; the first one of a reply always fits. Returns the length of the
 -- list if the last page tells it. The pages after the first are larger if messages are small.
-local PAGE, PAGE_BYTES_MAX, REPLY_BYTES_MAX = 8, 1048576, 16777216
+local PAGE, PAGE_SMALL, SMALL_BYTES, PAGE_BYTES_MAX, REPLY_BYTES_MAX = 8, 32, 4096, 1048576, 16777216
+local first_page = state.bytes <= SMALL_BYTES * state.messages and PAGE_SMALL or PAGE
 local reply_bytes, reply_messages = 0, 0
 local function fetch(into, shard, key, start, count)
-  local name, asked, before = messages_key(shard, key), math.min(count, PAGE), reply_bytes
+  local name, asked, before = messages_key(shard, key), math.min(count, first_page), reply_bytes
   while count > 0 do
     local page = redis.call('LRANGE', name, start, start + asked - 1)
     for _, body in ipairs(page) do
@@ -277,11 +285,8 @@ for at = 10, #ARGV, FIELDS do
   results[#results + 1] = one
   statuses[#results] = text(one[1])
 end
-if not said then
-  redis.call('HSET', prefix .. 'turns', consumer, turn .. ' ' .. table.concat(statuses))
-end
 
-local hungry = redis.call('ZCARD', prefix .. 'waiting')
+local hungry = redis.call('ZCARD', prefix .. 'waiting') - (idle and 1 or 0)
 local consumers = redis.call('ZCARD', prefix .. 'leases')
 local grants = {}
 
@@ -296,12 +301,7 @@ elseif want_keys > 0 and not said then
   local share = math.ceil((state.owned + state.ready) / consumers) - held_count
   share = math.min(want_keys, share, state.ready, KEYS_HELD_MAX - held_count)
   while #grants < share and want_messages > 0 and conf.paused == 0 and reply_bytes < REPLY_BYTES_MAX do
-    -- Several keys of one shard at once; one more is read, to see whether the shard has others.
-    local shard = redis.call('ZRANGE', prefix .. 'ready', 0, 0)[1]
-    local page = math.min(share - #grants, GRANTS_PAGE)
-    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, page)
-    local others = #keys > page and 1 or 0
-    keys[page + 1] = nil
+    local shard, keys, others = unpack(first_keys(math.min(share - #grants, GRANTS_PAGE))[1])
     read_records(shard, keys)
     local used = 0
     while used < #keys and want_messages > 0 and reply_bytes < REPLY_BYTES_MAX do
@@ -333,8 +333,13 @@ if string.find(flags, 'R', 1, true) then
     end
   end, 's')
 end
-if not leaves and #grants < want_keys and want_messages > 0 and held_count + #grants < KEYS_HELD_MAX then -- one that got all messages it has room for is busy
+local room = math.min(want_keys - #grants, want_messages, KEYS_HELD_MAX - held_count - #grants)
+if not leaves and room > 0 and not idle then -- one that got all messages it has room for is busy
   redis.call('ZADD', prefix .. 'waiting', load, consumer)
+end
+if not said and not leaves then -- pushes count on the room
+  room = string.find(flags, 'S', 1, true) and 1 or room
+  redis.call('HSET', prefix .. 'turns', consumer, turn .. ' ' .. table.concat(statuses) .. ' ' .. text(math.max(room, 0)))
 end
 
 if due_changed then
