@@ -13,7 +13,7 @@ from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, note
 from shoal.errors import ConfigError
 
-PARTS: Final = ("throughput", "latency", "stall", "join", "memory")
+PARTS: Final = ("throughput", "latency", "stall", "join", "moves", "memory")
 _COLUMNS: Final = {
     "backlog_per_s": "backlog/s",
     "flow_per_s": "flow/s",
@@ -34,6 +34,8 @@ _OTHERS: Final = {
     "take_per_s": "take/s",
     "join_share_s": "share after s",
     "join_share_s_max": "at most s",
+    "move_pause_ms_p50": "pause p50 ms",
+    "move_pause_ms_p99": "p99 ms",
     "bytes_per_key": "bytes per key",
 }
 """Field of a row to its column heading, for each table."""
@@ -62,6 +64,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rounds=args.rounds or defaults.rounds,
         pairs=args.pairs or defaults.pairs,
         timed=min(defaults.timed, max((args.messages or defaults.messages) // 20, 20)),
+        moves=min(defaults.moves, max((args.messages or defaults.messages) // 1000, 2)),
         memory_keys=args.keys or defaults.memory_keys,
         arq_python=args.arq_python,
     )

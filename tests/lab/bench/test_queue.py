@@ -13,7 +13,7 @@ from shoal.lab.bench.queue import AT_LEAST, AT_MOST, missed
 
 def test_a_small_run_has_a_row_for_every_part_and_contender(capsys: pytest.CaptureFixture[str]) -> None:
     words = ("--messages", "2000", "--keys", "500", "--rounds", "1", "--pairs", "1", "--json")
-    parts = [word for part in ("throughput", "latency", "stall", "memory") for word in ("--only", part)]
+    parts = [word for part in ("throughput", "latency", "stall", "moves", "memory") for word in ("--only", part)]
     status = cli.main(("bench", "queue", *words, *parts))
     (line,) = capsys.readouterr().out.splitlines()
     facts = json.loads(line)
@@ -25,6 +25,7 @@ def test_a_small_run_has_a_row_for_every_part_and_contender(capsys: pytest.Captu
         *(("latency", name) for name in ("shoal", "streams")),
         ("stall", "healthy"),
         ("stall", "stalled key"),
+        ("moves", "shoal"),
         ("memory", "shoal"),
     }
     for name in ("shoal", "streams"):
@@ -32,6 +33,8 @@ def test_a_small_run_has_a_row_for_every_part_and_contender(capsys: pytest.Captu
         assert row["messages"] == 2000
         assert min(value for value in row.values() if isinstance(value, float)) > 0
         assert rows["latency", name]["latency_us_p50"] > 0
+    assert rows["moves", "shoal"]["moves"] == 2
+    assert rows["moves", "shoal"]["move_pause_ms_p99"] > 0
     assert rows["memory", "shoal"]["bytes_per_key"] > 100  # the payload alone
     known = {*AT_LEAST, *AT_MOST} - {"join_share_s", "throughput_vs_arq"}
     flow = {"flow_server_cpu_vs_streams", "flow_throughput_vs_streams", "flow_throughput_vs_dramatiq"}

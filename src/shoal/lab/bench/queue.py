@@ -10,6 +10,7 @@ Producers and consumers are separate processes with uvloop.
     latency     from before a single put to the handler of a waiting consumer
     stall       messages of healthy keys, with and without one key whose handler stalls; the consumers are busy
     join        a consumer joins while many messages wait: time until it processes its share
+    moves       shards of a real cluster move between two stores: the longest put into a shard while it moves
     memory      memory of the store for one message in each of many keys
 
 Equal for all: messages, payloads, store, durability (each put and each end of a message is confirmed after a sync), and
@@ -22,6 +23,7 @@ has none of them, Dramatiq and arq have retries.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -37,17 +39,20 @@ import shoal
 from shoal.extras import require
 from shoal.lab.bench import queue_worker
 from shoal.lab.bench.queue_contender import ARQ, DRAMATIQ, SHOAL, STREAMS, QueueLoad
+from shoal.lab.bench.queue_moves import measure_pauses
 from shoal.lab.bench.queue_store import BenchStore
 from shoal.lab.bench.queue_worker import Consume, Create, Drain, Join, Joined, Produce, ProduceTimed, Ran
 from shoal.lab.harness import LoadProcess, Ready
 from shoal.lab.machine import machine
+from shoal.plan.queue_settings import QueueSettings
 
 THROUGHPUT: Final = "throughput"
 LATENCY: Final = "latency"
 STALL: Final = "stall"
 JOIN: Final = "join"
+MOVES: Final = "moves"
 MEMORY: Final = "memory"
-PARTS: Final = (THROUGHPUT, LATENCY, STALL, JOIN, MEMORY)
+PARTS: Final = (THROUGHPUT, LATENCY, STALL, JOIN, MOVES, MEMORY)
 
 AT_LEAST: Final = {"throughput_vs_streams": 0.7, "throughput_vs_dramatiq": 5.0, "throughput_vs_arq": 5.0}
 AT_MOST: Final = {
@@ -55,6 +60,7 @@ AT_MOST: Final = {
     "latency_p50_vs_streams": 1.5,
     "healthy_slowdown_with_stalled_key": 0.10,
     "join_share_s": 2.0,
+    "move_pause_ms_p99": 250.0,
     "bytes_per_key_1M": 500.0,
 }
 """The goals of the ratios. Those of flow have none: a waiting consumer gets what there is, so batches differ."""
@@ -84,6 +90,7 @@ class QueueOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Pairs of runs with and without a stalled key."""
     timed: int = 300
     """Messages of one run for latency."""
+    moves: int = 32
     memory_keys: int = 1_000_000
     arq_python: str | None = None
     """An interpreter that has arq, if this one does not: arq needs an older redis-py."""
@@ -131,6 +138,8 @@ async def measure(options: QueueOptions, note: Note) -> dict[str, Any]:
             await _stall(options, ours, note, rows, spreads)
         if JOIN in options.parts:
             await _join(options, ours, note, rows, spreads)
+        if MOVES in options.parts:
+            await _moves(options, note, rows, ratios)
         if MEMORY in options.parts:
             await _memory(options, ours, note, rows, ratios)
     ratios = {name: median(values) for name, values in spreads.items()} | ratios
@@ -340,6 +349,15 @@ async def _join(
 
 
 # Memory
+
+
+async def _moves(options: QueueOptions, note: Note, rows: list[Row], ratios: dict[str, float]) -> None:
+    note(f"moves: {options.moves} shards, {options.messages // QueueSettings().shards} messages each")
+    pauses = sorted(await measure_pauses(options.messages, options.keys, options.moves))
+    p99 = pauses[math.ceil(0.99 * len(pauses)) - 1]
+    figures = {"move_pause_ms_p50": median(pauses), "move_pause_ms_p99": p99, "moves": len(pauses)}
+    rows.append({"part": MOVES, "contender": SHOAL, "messages": options.messages, **figures})
+    ratios["move_pause_ms_p99"] = p99
 
 
 async def _memory(
