@@ -56,6 +56,7 @@ class Folder:
 
     def __init__(self, path: Path, store: RedisServer) -> None:
         self.path = path
+        self.started: list[asyncio.subprocess.Process] = []
         (path / "jobs.py").write_text(PROGRAM)
         self._environment = {
             **os.environ,
@@ -66,13 +67,15 @@ class Folder:
         self._environment.pop("SHOAL_URL", None)
 
     async def start(self, *words: str) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "shoal.cli", "worker", *words),
             cwd=self.path,
             env=self._environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
+        self.started.append(process)
+        return process
 
     async def finish(self, process: asyncio.subprocess.Process) -> tuple[int, str, str]:
         async with asyncio.timeout(PATIENCE_S):
@@ -92,8 +95,13 @@ class Folder:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, store: RedisServer) -> Folder:
-    return Folder(tmp_path, store)
+async def folder(tmp_path: Path, store: RedisServer) -> AsyncIterator[Folder]:
+    made = Folder(tmp_path, store)
+    yield made
+    for process in made.started:
+        if process.returncode is None:  # the test has failed
+            process.kill()
+            await process.wait()
 
 
 @asynccontextmanager
@@ -235,6 +243,12 @@ async def test_processes_end_with_the_one_that_started_them(folder: Folder, stor
         async with asyncio.timeout(PATIENCE_S):
             while (await queue.stats()).consumers:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
+
+
+async def test_a_process_whose_parent_died_before_it_was_ready_ends_too(folder: Folder, store: RedisServer) -> None:
+    async with a_queue(store, "orders", []):
+        status, out, err = await folder.run("jobs:app", "--queues", "orders", "--parent", "1", "--json")
+        assert (status, facts_of(out)["done"]) == (0, 0), err
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,7 @@ def register(subparsers: Subparsers) -> None:
         help="serve metrics on this port, with one process (default: the setting metrics_port, else none)",
     )
     parser.add_argument("--summary-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -173,7 +174,7 @@ def _run_app(app: App, args: argparse.Namespace, queues: list[str] | None) -> di
     import uvloop
 
     async def main() -> dict[str, WorkerStatistics]:
-        watch = asyncio.create_task(_watch_parent(app)) if args.summary_fd is not None else None
+        watch = None if args.parent is None else asyncio.create_task(_watch_parent(app, args.parent))
         try:
             return await app.run(queues=queues, concurrency=args.concurrency, grace=args.grace)
         finally:
@@ -184,9 +185,8 @@ def _run_app(app: App, args: argparse.Namespace, queues: list[str] | None) -> di
         return runner.run(main())
 
 
-async def _watch_parent(app: App) -> None:
-    """Stop when the process that started this one has died."""
-    parent = os.getppid()
+async def _watch_parent(app: App, parent: int) -> None:
+    """Stop when the process that started this one has died, also if it died before this one got here."""
     while os.getppid() == parent:  # noqa: ASYNC110  # the system tells of no such event
         await asyncio.sleep(PARENT_CHECK_S)
     app.stop()

@@ -110,7 +110,7 @@ class _Processes:
     def _command(self, summary_fd: int) -> list[str]:
         args = self._args
         words = [sys.executable, "-m", "shoal.cli", "worker", args.target]
-        words += ["--grace", str(args.grace), "--summary-fd", str(summary_fd)]
+        words += ["--grace", str(args.grace), "--summary-fd", str(summary_fd), "--parent", str(os.getpid())]
         for flag in ("queues", "concurrency", "config", "state_dir", "log_level"):
             value = getattr(args, flag, None)
             if value is not None:
