@@ -101,7 +101,7 @@ class Deadline:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._expired:
-            # as in asyncio.timeout: a task that somebody else cancelled, too, stays cancelled
+            # as in asyncio.timeout: a task that was also cancelled from elsewhere stays cancelled
             if self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
                 raise exceptions.TimeoutError(
                     f"no answer within {self._limit.seconds:g} s: {self._consequence} (check `shoal status`)"
