@@ -63,39 +63,6 @@ elseif operation == 'load' then
   return found
 end
 
-if operation == 'load' then
-  local SAMPLE, BEGIN = 8, 512
-  for at = 2, #ARGV do
-    if not is_shard(ARGV[at]) then
-      return malformed('the queue has no such shard')
-    end
-  end
-  local work = redis.call('HGETALL', prefix .. 'work')
-  for at = 1, #work, 2 do
-    work[work[at]] = work[at + 1]
-  end
-  local found = {
-    write_numbers(STATE, state), redis.call('ZCARD', prefix .. 'leases'), redis.call('XLEN', prefix .. 'dead'),
-    redis.call('SCARD', prefix .. 'halted'),
-  }
-  for at = 2, #ARGV do
-    local shard, messages, first = ARGV[at], 0, ''
-    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, SAMPLE - 1)
-    for _, key in ipairs(keys) do
-      messages = messages + redis.call('LLEN', messages_key(shard, key))
-    end
-    if keys[1] then
-      first = string.sub(redis.call('LINDEX', messages_key(shard, keys[1]), 0) or '', 1, BEGIN)
-    end
-    found[#found + 1] = {
-      redis.call('LLEN', prefix .. shard .. ':ready'), redis.call('HLEN', prefix .. shard .. ':owners'),
-      redis.call('HLEN', prefix .. shard .. ':delayed'), work['p' .. shard] or '0', work['d' .. shard] or '0', messages,
-      #keys, first,
-    }
-  end
-  return found
-end
-
 local count = whole(ARGV[#ARGV], NUMBER_MAX)
 if not count then
   return malformed('the last word of this operation is a count')
