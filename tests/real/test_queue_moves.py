@@ -49,3 +49,19 @@ async def test_a_queue_moves_to_another_store_while_it_is_used_and_the_agents_ar
         for key in range(8):
             mine = [number for number in numbers if number % 8 == key]
             assert mine == sorted(mine)
+
+
+async def test_a_client_that_was_idle_during_a_move_counts_every_message() -> None:
+    async with LocalCluster(1, stores=2) as cluster, ClusterQueues(cluster.url_for(ADMIN)) as queues:
+        entry = await queues.create("orders", shards=4, messages_max=10_000)
+        target = next(store for store in ("q1", "q2") if store != entry.store_of(0).id)
+        async with queues.queue("orders") as queue, queues.queue("orders") as idle:
+            assert (await idle.stats()).messages == 0
+            await queue.put_many([NewMessage(b"%d" % n, key=f"k{n}") for n in range(40)])
+            await queues.request(MoveShards(b"orders", {0: target}, "test"))
+            await queues.ended("orders", 60.0)
+            assert (await idle.stats()).messages == 40
+            assert len(await idle.keys()) == 40
+            assert len(await idle.peek(count=40)) == 40
+            assert await idle.purge() == 40
+            assert (await queue.stats()).messages == 0

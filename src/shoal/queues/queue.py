@@ -453,6 +453,12 @@ class Queue:
                         raise
             return self._entry
 
+    async def _current(self) -> QueueEntry:
+        """The entry as the plan has it now. A client that neither puts nor takes does not hear of moves otherwise."""
+        if self._entry is not None:
+            self._take_entry(await self._context.find(self.name))
+        return await self._open()
+
     async def _find(self, create: bool) -> QueueEntry:
         try:
             return await self._context.find(self.name)
@@ -593,8 +599,10 @@ class Queue:
 
     async def stats(self) -> QueueStatistics:
         """Return what the queue holds, on all its stores. While a shard is copied to another store, it counts twice."""
-        entry = await self._open()
-        found = [await self._statistics_at(store.id) for store in entry.stores if entry.shards_at(store.id)]
+        newness = None
+        while newness != (entry := await self._current()).newness:  # a shard may have moved between two stores' answers
+            found = [await self._statistics_at(store.id) for store in entry.stores if entry.shards_at(store.id)]
+            newness = entry.newness
         if len(found) == 1:
             return found[0]
         summed = {name: sum(getattr(one, name) for one in found) for name in _SUMMED}
@@ -633,7 +641,7 @@ class Queue:
 
     async def keys(self, count: int = 100) -> list[KeyStatus]:
         """Return up to `count` keys with work, those that consumers hold or that failed first."""
-        entry = await self._open()
+        entry = await self._current()
         found: list[KeyStatus] = []
         for shard in range(len(entry.places)):
             if len(found) < count:
@@ -645,7 +653,7 @@ class Queue:
 
     async def peek(self, key: str | bytes | None = None, count: int = 10) -> list[Message]:
         """Return the first messages of a key, or the first message of each of several keys, without taking them."""
-        entry = await self._open()
+        entry = await self._current()
         if key is None:
             names = [status.key for status in await self.keys(count) if status.messages]
             return [message for name in names for message in await self.peek(name, 1)]
@@ -668,19 +676,19 @@ class Queue:
 
     async def pause(self) -> None:
         """Stop giving out jobs. Consumers finish what they hold; `put` works."""
-        for store in (await self._open()).stores:
+        for store in (await self._current()).stores:
             await self._repair(store.id, b"pause", b"1")
 
     async def resume(self) -> None:
         """End `pause`."""
-        for store in (await self._open()).stores:
+        for store in (await self._current()).stores:
             await self._repair(store.id, b"pause", b"0")
 
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
         `shoal queue configure` also changes the plan."""
         settings.validate()
-        entry = await self._open()
+        entry = await self._current()
         if settings.shards != len(entry.places):
             raise QueueError(f"queue {self.name} has {len(entry.places)} shards", do="create another queue")
         changed = msgspec.structs.replace(entry, settings=settings)
@@ -701,7 +709,7 @@ class Queue:
                 await self._open()
                 return True
             return False
-        entry = msgspec.structs.replace(await self._open(), settings=chosen)
+        entry = msgspec.structs.replace(await self._current(), settings=chosen)
         made = True
         for store in entry.stores:
             words = settings_at(entry, store.id).words(entry.version)
@@ -720,7 +728,7 @@ class Queue:
         """Return dead letters, the oldest of each store first, after the entry `after`."""
         start, _, at = after.partition("@")
         found: list[DeadLetter] = []
-        for store in sorted(one.id for one in (await self._open()).stores):
+        for store in sorted(one.id for one in (await self._current()).stores):
             first = start.encode() if store == at else b""
             while store >= at and len(found) < count:
                 listed = await self._look(store, b"dead", first, b"%d" % min(count - len(found), PAGE))
@@ -734,14 +742,14 @@ class Queue:
         """Put a dead letter back: to the head of its key if the key is halted, otherwise to the tail. Returns False if
         there is no such dead letter; raises QueueFullError if there is no room."""
         number, _, store = entry.partition("@")
-        if not any(one.id == store for one in (await self._open()).stores):
+        if not any(one.id == store for one in (await self._current()).stores):
             return False
         return bool(await self._repair(store, b"replay", number.encode()))
 
     async def forget(self, *entries: str) -> int:
         """Drop dead letters. Returns how many."""
         count = 0
-        for store in (await self._open()).stores:
+        for store in (await self._current()).stores:
             numbers = [entry.partition("@")[0].encode() for entry in entries if entry.partition("@")[2] == store.id]
             for start in range(0, len(numbers), PAGE):
                 count += int(await self._repair(store.id, b"forget", *numbers[start : start + PAGE]))
@@ -750,7 +758,7 @@ class Queue:
     async def release(self, key: str | bytes) -> bool:
         """Let a halted key continue with its next message. Returns False if it was not halted."""
         raw = check_key(key)
-        shard = (await self._open()).shard_of(raw)
+        shard = (await self._current()).shard_of(raw)
         return bool(await self._repair(shard, b"release", b"%d" % shard, raw))
 
     async def drain(self) -> None:
@@ -778,7 +786,7 @@ class Queue:
 
     async def _drop_pages(self, script: Script, operation: bytes) -> int:
         total = 0
-        for store in (await self._open()).stores:
+        for store in (await self._current()).stores:
             visited = 1
             while visited:
                 dropped, visited = await self._call(script, store.id, operation, b"%d" % PAGE)
@@ -796,12 +804,13 @@ class Queue:
 
     async def _call(self, script: Script, where: str | int, *arguments: bytes) -> Any:
         """Run an operation on a store, or on the store of a shard."""
-        await self._open()
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._limits.connect_timeout_s
         while True:
-            assert self._entry is not None
-            store = self._entry.store_of(where).id if isinstance(where, int) else where
+            entry = await self._open()
+            store = entry.store_of(where).id if isinstance(where, int) else where
+            if entry.store(store) is None:
+                raise QueueUnavailableError(f"store {store} has left queue {self.name}", do="try again")
             try:
                 return await self._run(self._path(store), script, [*arguments])
             except PERMANENT:

@@ -33,7 +33,16 @@ from shoal.errors import CoordinatorError, ShoalError
 from shoal.lab.harness import LoadError, LoadProcess, Stop
 from shoal.lab.soak.outcome import BaseOutcome
 from shoal.lab.soak.queue_checker import QueueReport, judge
-from shoal.lab.soak.queue_orders import QUEUE, REPORTS, ClientStatus, StartConsumer, StartProducer, read_events
+from shoal.lab.soak.queue_orders import (
+    BEGUN,
+    ENDED,
+    QUEUE,
+    REPORTS,
+    ClientStatus,
+    StartConsumer,
+    StartProducer,
+    read_events,
+)
 from shoal.lab.soak.rounds import RoundProgress, Tell
 from shoal.lab.soak.run import RESTART_PAUSE_S_MAX, round_directory
 from shoal.limits import Limits
@@ -62,6 +71,8 @@ MOVES_S_MAX: Final = 60.0
 """How long moves may take after the load."""
 COORDINATOR_S_MAX: Final = 5.0
 POLL_S: Final = 0.1
+WORKING_S_MAX: Final = 2.0
+"""How long a kill waits for the consumer to work on a message."""
 KILLS_END_S: Final = 1.0
 """No process is killed in the last part of the load."""
 
@@ -242,9 +253,17 @@ class QueueRound:
             await self._cluster.kill(agent_name(store))
         else:
             victim = self._random.choice([client for client in self._clients if client.role == kind])
+            if kind == CONSUMER:
+                await self._until(lambda: self._is_working(victim), WORKING_S_MAX)
             os.kill(victim.process.pid, signal.SIGKILL)
             self._killed[victim.name] = time.monotonic()
             await self._start(victim)
+
+    def _is_working(self, consumer: Client) -> bool:
+        """Whether a consumer has begun a message and has not ended it: then another one must take it over."""
+        path = self._directory / f"{consumer.name}.log"
+        begun = Counter(event.what for event in read_events(path)) if path.exists() else Counter[str]()
+        return begun[BEGUN] > begun[ENDED]
 
     @contextlib.asynccontextmanager
     async def _moving(self, cluster: LocalCluster) -> AsyncIterator[None]:
