@@ -12,7 +12,7 @@ from shoal.errors import EmptyFilterError, FilterError, FilterTooLargeError
 from shoal.filters.conjunctions import conjunction_of
 from shoal.filters.events import parse_event
 from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
-from shoal.filters.filter import filter_of
+from shoal.filters.filter import Filter, filter_of
 from shoal.filters.formatter import predicate_text
 from shoal.filters.fuzz import fuzz
 from shoal.filters.language import parse
@@ -408,3 +408,8 @@ def test_operators_that_take_only_strings_say_so(text: str, position: int, says:
     with pytest.raises(FilterError, match=says) as caught:
         parse(text)
     assert caught.value.position == position
+
+
+def test_text_given_to_the_constructor_is_refused_with_the_name_of_the_parser() -> None:
+    with pytest.raises(FilterError, match=r"Filter\(\) takes conjunctions, not str.*shoal.filters.parse"):
+        Filter("price > 10")  # type: ignore[arg-type]

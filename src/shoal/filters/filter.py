@@ -30,6 +30,13 @@ class Filter(msgspec.Struct, frozen=True, gc=False, array_like=True, cache_hash=
 
     conjunctions: tuple[Conjunction, ...]
 
+    def __post_init__(self) -> None:
+        if type(self.conjunctions) is not tuple:
+            raise FilterError(
+                f"Filter() takes conjunctions, not {type(self.conjunctions).__name__}",
+                do="read a filter from text with `shoal.filters.parse`",
+            )
+
     def matches(self, event: Event) -> bool:
         """Whether some conjunction matches the event. None as a value means absence."""
         for conjunction in self.conjunctions:  # noqa: SIM110  # any() takes longer
