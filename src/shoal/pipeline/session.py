@@ -97,9 +97,9 @@ def _interruptible(spark: SparkSession) -> Iterator[None]:
             spark.sparkContext.cancelAllJobs()
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        logging.getLogger().addFilter(
-            lambda record: "py4j" not in record.pathname
-        )  # it logs the interrupt, with a trace
+        # py4j logs the interrupt with a trace, by its own loggers and by the root logger.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
         threading.Thread(target=cancel, name="cancel", daemon=True).start()
         raise KeyboardInterrupt
 
