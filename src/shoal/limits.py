@@ -364,6 +364,44 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Largest message as a server delivers it: payload, attributes and framing."""
         return self.payload_bytes_max + self.attributes_bytes_max + FRAMING_BYTES_MAX
 
+    # -- The engine ------------------------------------------------------------------------------------------
+
+    engine_filters_max: int = 2_000_000
+    """Filters of all clients. A further one is refused."""
+
+    engine_client_filters_max: int = 1_000_000
+    """Filters of one client. A further one is refused."""
+
+    engine_clients_max: int = 65_536
+    """Clients that emit or match. A further one is refused."""
+
+    engine_flight_events_max: int = 65_536
+    """Events that the engine has taken in and not delivered yet. Emitters keep further ones until there is room."""
+
+    engine_flight_bytes_max: int = 64 * MIB
+    """The same in bytes."""
+
+    engine_untaken_events_max: int = 4096
+    """Events that an emitter keeps because the engine has not delivered them everywhere yet. Then `emit` waits."""
+
+    engine_untaken_bytes_max: int = 8 * MIB
+    """The same in bytes."""
+
+    engine_letter_bytes_max: int = 256 * KIB
+    """Size of a message between a client and the engine, from which on another one is begun."""
+
+    engine_hello_s: float = 1.0
+    """How long a client waits for an answer of the engine before it asks again."""
+
+    engine_client_grace_s: float = 10.0
+    """How long a client may be silent before its filters end. Clients say that they live four times as often."""
+
+    engine_roll_s: float = 0.5
+    """How long a new instance of the engine waits for clients to present their filters before it matches events."""
+
+    engine_roll_s_max: float = 10.0
+    """How long it waits at most for those that have begun to present theirs."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:
@@ -436,6 +474,8 @@ _RULES: Final = (
     _AtMost("beacon_delay_s", "beacon_delay_s_max", "the first delay is the shortest"),
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("queue_full_retry_s", "queue_full_retry_s_max", "the first pause is the shortest"),
+    _AtMost("engine_roll_s", "engine_roll_s_max", "clients that present their filters are waited for"),
+    _AtMost("engine_letter_bytes_max", "payload_bytes_max", "a letter is the payload of a message"),
     _AtMost("queue_moving_retry_s", "queue_moving_retry_s_max", "the first pause is the shortest"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),
     _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),

@@ -1,0 +1,275 @@
+"""The access point: conversations with clients, the order of events, and what emitters may forget.
+
+Owns who is present and which events are in flight. It keeps no filters and looks at no attributes. An event is taken
+into the engine when its number is the next of its emitter, gets a *position*, and stays in flight until every delivery
+of it is confirmed; then its emitter may forget it.
+
+    conversation   Open -> presenting -> Ready -> present -> Close, or silence for `engine_client_grace_s` -> gone
+
+A new instance of the engine begins with an open *roll*: it takes no events until the clients whose filters were in
+force with the instance before it have had time to present them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final, NamedTuple, TypeAlias
+
+from shoal.engine import messages
+from shoal.engine.messages import (
+    Add,
+    Again,
+    Alive,
+    Close,
+    Dropped,
+    Event,
+    FromEngine,
+    Letter,
+    Open,
+    Ready,
+    Remove,
+    Resend,
+    Taken,
+    Welcome,
+)
+from shoal.limits import Limits
+from shoal.rules import ALL_RULES, Rules, rule
+
+ROLL_FIRST: Final = rule("roll_first", "A new instance takes no events before the roll is closed.")
+SETTLE_LAST: Final = rule("settle_last", "An emitter may forget an event only when its deliveries are confirmed.")
+IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emitter without holes.")
+
+
+class Emitted(NamedTuple):
+    """An event in flight."""
+
+    position: int
+    emitter: int
+    event: Event
+
+
+class Change(NamedTuple):
+    """Filters of one client that come and go. With `presented`, filters that are not listed end."""
+
+    client: int
+    added: list[tuple[int, bytes]]
+    removed: list[int]
+    presented: bool = False
+
+
+class Gone(NamedTuple):
+    """A client has left: all its filters end."""
+
+    client: int
+
+
+Fan: TypeAlias = Emitted | Change | Gone
+"""What an access point tells matchers and exit points, in one order."""
+
+
+class _Conversation:
+    """What the access point knows of a client."""
+
+    __slots__ = ("choked", "heard_at", "in_roll", "next", "number", "presented", "ready", "served")
+
+    def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
+        self.number = number
+        self.in_roll = in_roll
+        """Whether the client has come while the roll was open, and has been here since."""
+        self.next = floor
+        self.heard_at = now
+        self.ready = False
+        self.served = False
+        """Whether the client has presented its filters here, in this conversation or an earlier one."""
+        self.choked = False
+        self.presented: list[tuple[int, bytes]] = []
+
+
+class AccessPoint:
+    """The access point of one instance of an engine. `fan` and `replies` are its outputs; the caller empties them."""
+
+    def __init__(self, instance: int, predecessor: int, limits: Limits, now: float, rules: Rules = ALL_RULES) -> None:
+        """`predecessor` is the last instance that has matched events, 0 if there was none."""
+        self._instance = instance
+        self._predecessor = predecessor
+        self._limits = limits
+        self._rules = rules
+        self._conversations: dict[int, _Conversation] = {}
+        self._flight: deque[tuple[int, int, int]] = deque()
+        """Events in flight, in order: emitter, number and bytes."""
+        self._flight_bytes = 0
+        self._settled = 0
+        self._position = 0
+        self._held: deque[tuple[int, Event]] = deque()
+        """Events that wait for the end of the roll."""
+        self._held_bytes = 0
+        self._roll_until = now + limits.engine_roll_s
+        self._roll_until_max = now + limits.engine_roll_s_max
+        self.roll_open = ROLL_FIRST in rules
+        self.roll_over = False
+        """Whether the roll may be closed: `serve` closes it."""
+        self.fan: list[Fan] = []
+        self.replies: list[tuple[int, FromEngine]] = []
+
+    def __len__(self) -> int:
+        return len(self._conversations)
+
+    @property
+    def in_flight(self) -> int:
+        """Events that are taken and not settled, and those that wait for the end of the roll."""
+        return len(self._flight) + len(self._held)
+
+    @property
+    def _has_room(self) -> bool:
+        size = self._flight_bytes + self._held_bytes
+        return self.in_flight < self._limits.engine_flight_events_max and size < self._limits.engine_flight_bytes_max
+
+    # From clients
+
+    def received(self, client: int, letter: Letter, now: float) -> None:
+        """A client has sent items. If their conversation is not open here, they are ignored and the client is told."""
+        conversation = self._conversations.get(client)
+        known = conversation is not None and conversation.number == letter.conversation
+        if known and conversation is not None:
+            conversation.next = max(conversation.next, letter.floor)
+        for item in letter.items:
+            if type(item) is Open:
+                conversation = self._open(client, item, letter.floor, now)
+                known = conversation is not None
+            elif not known or conversation is None:
+                if type(item) is not Close:
+                    self.replies.append((client, Again(letter.conversation)))
+                return
+            elif type(item) is Event:
+                self._take(client, conversation, item)
+            elif type(item) is Close:
+                self._leave(client)
+                return
+            else:
+                self._change(client, conversation, item)
+        if conversation is not None:
+            conversation.heard_at = now
+
+    def missed(self, client: int) -> None:
+        """A part of what a client sent is lost: it begins again. Its filters stay in force meanwhile."""
+        conversation = self._conversations.get(client)
+        if conversation is not None and conversation.number:
+            self.replies.append((client, Again(conversation.number)))
+            conversation.number = 0
+
+    def _open(self, client: int, opened: Open, floor: int, now: float) -> _Conversation | None:
+        before = self._conversations.pop(client, None)
+        if len(self._conversations) >= self._limits.engine_clients_max:
+            reason = f"the engine has engine_clients_max={self._limits.engine_clients_max} clients"
+            self.replies.append((client, Welcome(opened.conversation, self._instance, refusal=reason)))
+            return None
+        conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self.roll_open, now)
+        if before is not None:
+            conversation.next = max(before.next, floor)
+            conversation.served = before.served
+            conversation.in_roll = before.in_roll
+        on_time = opened.instance == self._predecessor and conversation.in_roll
+        late = opened.instance not in (0, self._instance) and not on_time
+        self.replies.append((client, Welcome(opened.conversation, self._instance, late)))
+        return conversation
+
+    def _change(self, client: int, conversation: _Conversation, item: messages.FromClient) -> None:
+        if isinstance(item, Add):
+            if conversation.ready:
+                self.fan.append(Change(client, item.filters, []))
+            else:
+                conversation.presented += item.filters
+        elif isinstance(item, Remove):
+            self.fan.append(Change(client, [], item.numbers))
+        elif isinstance(item, Ready) and not conversation.ready:
+            conversation.ready = conversation.served = True
+            presented, conversation.presented = conversation.presented, []
+            self.fan.append(Change(client, presented, [], presented=True))
+        else:
+            assert isinstance(item, Alive | Ready)
+
+    def _leave(self, client: int) -> None:
+        """A client goes. Its events in flight are still delivered."""
+        if self._conversations.pop(client, None) is not None:
+            self.fan.append(Gone(client))
+
+    # Events
+
+    def _take(self, client: int, conversation: _Conversation, event: Event) -> None:
+        """Takes an event if it is the next one of its emitter; earlier ones are repetitions."""
+        if event.number != conversation.next and (event.number < conversation.next or IN_NUMBER in self._rules):
+            return
+        if not self._has_room:
+            conversation.choked = True
+            return
+        conversation.next = event.number + 1
+        if self.roll_open:
+            self._held.append((client, event))
+            self._held_bytes += _size(event)
+        else:
+            self._emit(client, event)
+
+    def _emit(self, client: int, event: Event) -> None:
+        self._position += 1
+        size = _size(event)
+        self._flight.append((client, event.number, size))
+        self._flight_bytes += size
+        self.fan.append(Emitted(self._position, client, event))
+        if SETTLE_LAST not in self._rules:
+            self.replies.append((client, Taken(event.number)))
+
+    def settled(self, position: int) -> None:
+        """Every delivery of the events up to a position is confirmed: tells their emitters."""
+        last: dict[int, int] = {}
+        while self._settled < position:
+            self._settled += 1
+            emitter, number, size = self._flight.popleft()
+            self._flight_bytes -= size
+            last[emitter] = number
+        for emitter, number in last.items():
+            self.replies.append((emitter, Taken(number)))
+        if last:
+            self._resume()
+
+    def _resume(self) -> None:
+        """There is room again: emitters whose events did not fit send them again."""
+        limits = self._limits
+        if self.in_flight > limits.engine_flight_events_max // 2:
+            return
+        for client, conversation in self._conversations.items():
+            if conversation.choked:
+                conversation.choked = False
+                self.replies.append((client, Resend(conversation.next)))
+
+    # Time
+
+    def tick(self, now: float) -> None:
+        """Looks whether the roll may be closed, and removes clients that have been silent for too long."""
+        self.roll_over = self.roll_open and self._roll_is_over(now)
+        silent_since = now - self._limits.engine_client_grace_s
+        for client, one in [each for each in self._conversations.items() if each[1].heard_at < silent_since]:
+            self._leave(client)
+            self.replies.append((client, Dropped(one.number)))
+
+    def serve(self) -> None:
+        """Ends the roll and takes the events that have waited. It is known that this instance serves, so the next one
+        can tell which clients have been served without a break. Clients that are still presenting filters are too late,
+        and are told so when they begin again."""
+        self.roll_open = self.roll_over = False
+        for client in [client for client, one in self._conversations.items() if not one.served]:
+            late = self._conversations.pop(client)
+            self.replies.append((client, Again(late.number)))
+        held, self._held, self._held_bytes = self._held, deque(), 0
+        for client, event in held:
+            self._emit(client, event)
+        if not self._flight:
+            self._resume()
+
+    def _roll_is_over(self, now: float) -> bool:
+        if now >= self._roll_until_max:
+            return True
+        return now >= self._roll_until and all(one.served for one in self._conversations.values())
+
+
+def _size(event: Event) -> int:
+    return len(event.attributes) + len(event.payload) + 64

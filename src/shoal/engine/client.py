@@ -1,0 +1,365 @@
+"""A client's side of the engine, without I/O: its conversation, its filters, and the events that are not taken yet.
+
+Owns what a bus must send again when the engine begins again: every filter, and every event since the last Taken. It
+also owns what readers get once: an event is named by emitter and number, and the numbers of an emitter only grow.
+
+    away -> Roll -> opening -> Welcome -> open -> Again, another Roll, or a hole -> opening
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple, TypeAlias
+
+from shoal.engine import messages
+from shoal.engine.messages import (
+    Add,
+    Again,
+    Alive,
+    Close,
+    Delivery,
+    Dropped,
+    Event,
+    FromClient,
+    FromEngine,
+    InForce,
+    Letter,
+    Open,
+    Ready,
+    Refused,
+    Rejected,
+    Remove,
+    Resend,
+    Roll,
+    Taken,
+    Welcome,
+)
+from shoal.limits import Limits
+from shoal.rules import ALL_RULES, Rules, rule
+
+KEEP_UNTIL_TAKEN: Final = rule("keep_until_taken", "An emitter keeps its events until the engine has taken them.")
+DEDUPE: Final = rule("dedupe_emitter", "A client delivers the events of an emitter by growing numbers, each once.")
+PRESENT_ALL: Final = rule("present_all", "A client presents all its filters to a new instance of the engine.")
+SAY_LATE: Final = rule("say_late", "A client that presents its filters too late reports a gap.")
+
+EMITTERS_MAX: Final = 65_536
+"""Emitters whose last number a client remembers."""
+
+
+class Arrived(NamedTuple):
+    """An event for the readers of these filters."""
+
+    delivery: Delivery
+    numbers: tuple[int, ...]
+
+
+class Missed(NamedTuple):
+    """Events may be missing here, for all readers."""
+
+    reason: str
+
+
+class NowInForce(NamedTuple):
+    """Filters are in force."""
+
+    numbers: list[int]
+
+
+class FilterRefused(NamedTuple):
+    """The engine refuses a filter."""
+
+    number: int
+    reason: str
+
+
+class NowTaken(NamedTuple):
+    """All events up to a number are taken."""
+
+    number: int
+
+
+class EventRejected(NamedTuple):
+    """The engine could not read an event."""
+
+    number: int
+    reason: str
+
+
+class NotAdmitted(NamedTuple):
+    """The engine refuses this client."""
+
+    reason: str
+
+
+Effect: TypeAlias = Arrived | Missed | NowInForce | FilterRefused | NowTaken | EventRejected | NotAdmitted
+
+
+class EngineClient:
+    """The conversation of one client with the engine. `effects` and `take_letters` are its outputs.
+
+    `draw` returns a random number for each conversation, never 0.
+    """
+
+    def __init__(self, limits: Limits, draw: Callable[[], int], rules: Rules = ALL_RULES) -> None:
+        self._limits = limits
+        self._draw = draw
+        self._rules = rules
+        self._conversation = 0
+        self._roll = 0
+        """The newest instance that was heard of."""
+        self._instance = 0
+        """The instance with which the conversation is, once it has answered."""
+        self._served_by = 0
+        """The instance with which filters were last in force."""
+        self._presented = False
+        """Whether filters are in force in this conversation."""
+        self._late = False
+        """Whether readers are to be told that events were matched without their filters."""
+        self._opened_at = 0.0
+        self._said_at = 0.0
+        self._filters: dict[int, bytes] = {}
+        self._in_force: set[int] = set()
+        self._last_filter = 0
+        self._untaken: deque[Event] = deque()
+        self._untaken_bytes = 0
+        self._floor = 1
+        self._next = 1
+        self._outbox: list[FromClient] = []
+        self._delivered: OrderedDict[int, int] = OrderedDict()
+        self.effects: list[Effect] = []
+
+    # The application
+
+    @property
+    def untaken(self) -> int:
+        """Events that the engine has not taken."""
+        return len(self._untaken)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another event can be emitted."""
+        limits = self._limits
+        return (
+            len(self._untaken) < limits.engine_untaken_events_max
+            and self._untaken_bytes < limits.engine_untaken_bytes_max
+        )
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an instance of the engine has answered."""
+        return self._instance != 0
+
+    def add(self, filters: Iterable[bytes]) -> list[int]:
+        """Adds filters in their wire form; returns their numbers. `NowInForce` follows."""
+        added: list[tuple[int, bytes]] = []
+        for wire in filters:
+            self._last_filter += 1
+            self._filters[self._last_filter] = wire
+            added.append((self._last_filter, wire))
+        if self._conversation:
+            self._say_filters(added)
+        return [number for number, _ in added]
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Removes filters. An event that is under way may still arrive; it is not delivered."""
+        gone = [number for number in numbers if self._filters.pop(number, None) is not None]
+        self._in_force.difference_update(gone)
+        if gone and self._conversation:
+            self._outbox.append(Remove(gone))
+        if not self._filters:
+            self._served_by = 0
+
+    def emit(self, attributes: bytes, payload: bytes, time_us: int) -> int:
+        """Emits an event with encoded attributes; returns its number. The caller has asked `has_room`."""
+        event = Event(self._next, time_us, attributes, payload)
+        self._next += 1
+        self._untaken.append(event)
+        self._untaken_bytes += _size(event)
+        if self._conversation:
+            self._outbox.append(event)
+        return event.number
+
+    def close(self) -> None:
+        """Leaves the engine. The caller has waited until all events are taken, if it wants that."""
+        if self._conversation:
+            self._outbox.append(Close())
+
+    # From the engine
+
+    def called(self, roll: Roll, now: float) -> None:
+        """The engine calls all clients."""
+        if roll.instance > self._roll:
+            self._roll = roll.instance
+            self._open(now)
+        elif roll.instance == self._roll and not self._conversation:
+            self._open(now)
+
+    def received(self, replies: list[FromEngine], now: float) -> None:
+        """The engine has told this client something."""
+        for item in replies:
+            if type(item) is Delivery:
+                self._deliver(item)
+            elif type(item) is Taken:
+                self._taken(item.number)
+            elif type(item) is Welcome:
+                self._welcome(item, now)
+            elif type(item) is InForce:
+                self._are_in_force(item.numbers)
+            elif type(item) is Refused:
+                if self._filters.pop(item.number, None) is not None:
+                    self.effects.append(FilterRefused(item.number, item.reason))
+            elif type(item) is Again:
+                if item.conversation == self._conversation:
+                    self._open(now)
+            elif type(item) is Dropped:
+                if item.conversation == self._conversation:
+                    self._open(now)
+                self._was_left_out()
+            elif type(item) is Resend:
+                self._resend(item.number)
+            elif type(item) is Rejected:
+                self.effects.append(EventRejected(item.number, item.reason))
+
+    def missed(self, reason: str, now: float) -> None:
+        """A part of what the engine told this client is lost: readers are told, and the conversation begins again."""
+        if self._in_force:
+            self.effects.append(Missed(reason))
+        if self._conversation:
+            self._open(now)
+
+    def _welcome(self, welcome: Welcome, now: float) -> None:
+        if welcome.conversation != self._conversation:
+            return
+        if welcome.refusal:
+            self._conversation = self._instance = 0
+            self.effects.append(NotAdmitted(welcome.refusal))
+            return
+        self._instance = welcome.instance
+        self._roll = max(self._roll, welcome.instance)
+        if welcome.late:
+            self._was_left_out()
+
+    def _are_in_force(self, numbers: list[int]) -> None:
+        new = [number for number in numbers if number in self._filters and number not in self._in_force]
+        self._served_by = self._instance
+        self._presented = True
+        self._report_late()
+        if new:
+            self._in_force.update(new)
+            self.effects.append(NowInForce(new))
+
+    def _was_left_out(self) -> None:
+        """Events were matched without the filters of this client. Readers are told when they are in force again."""
+        if self._in_force and SAY_LATE in self._rules:
+            self._late = True
+            if self._presented:
+                self._report_late()
+
+    def _report_late(self) -> None:
+        if self._late:
+            self._late = False
+            self.effects.append(Missed("the engine has matched events without this client, which was away"))
+
+    def _deliver(self, delivery: Delivery) -> None:
+        last = self._delivered.get(delivery.emitter, 0)
+        if delivery.number <= last and DEDUPE in self._rules:
+            return
+        self._delivered[delivery.emitter] = delivery.number
+        self._delivered.move_to_end(delivery.emitter)
+        if len(self._delivered) > EMITTERS_MAX:
+            self._delivered.popitem(last=False)
+        wanted = tuple(number for number in delivery.matched if number in self._filters)
+        if wanted:
+            self.effects.append(Arrived(delivery, wanted))
+
+    def _taken(self, number: int) -> None:
+        if number < self._floor or number >= self._next:
+            return
+        while self._untaken and self._untaken[0].number <= number:
+            self._untaken_bytes -= _size(self._untaken.popleft())
+        self._floor = number + 1
+        self.effects.append(NowTaken(number))
+
+    # The conversation
+
+    def _open(self, now: float) -> None:
+        """Begins a conversation: presents all filters, and sends all events that are not taken."""
+        self._conversation = self._draw()
+        self._instance = 0
+        self._presented = False
+        self._opened_at = now
+        self._outbox = [Open(self._conversation, self._served_by)]
+        if PRESENT_ALL in self._rules:
+            self._say_filters(list(self._filters.items()))
+        self._outbox.append(Ready())
+        if KEEP_UNTIL_TAKEN in self._rules:
+            self._outbox += self._untaken
+
+    def _say_filters(self, filters: list[tuple[int, bytes]]) -> None:
+        """Adds filters to the outbox, in items that fit a letter."""
+        part: list[tuple[int, bytes]] = []
+        size = 0
+        for number, wire in filters:
+            more = len(wire) + 12
+            if part and size + more > self._limits.engine_letter_bytes_max // 2:
+                self._outbox.append(Add(part))
+                part, size = [], 0
+            part.append((number, wire))
+            size += more
+        if part:
+            self._outbox.append(Add(part))
+
+    def _resend(self, number: int) -> None:
+        """Sends events again from a number on."""
+        self._outbox = [item for item in self._outbox if type(item) is not Event]
+        self._outbox += [event for event in self._untaken if event.number >= number]
+
+    def tick(self, now: float) -> None:
+        """Opens the conversation again if the engine does not answer, and shows that this client lives."""
+        if not self._conversation or not self._wants_engine:
+            return
+        if not self._instance and now - self._opened_at >= self._limits.engine_hello_s:
+            self._open(now)
+        elif self._instance and now - self._said_at >= self._limits.engine_client_grace_s / 4:
+            self._outbox.append(Alive())
+
+    @property
+    def _wants_engine(self) -> bool:
+        return bool(self._filters or self._untaken)
+
+    def hello(self, now: float) -> None:
+        """Opens a conversation without having heard a roll."""
+        if not self._conversation:
+            self._open(now)
+
+    def take_letters(self, now: float) -> list[bytes]:
+        """What is to be sent now, in letters of bounded size."""
+        if not self._outbox:
+            return []
+        items, self._outbox = self._outbox, []
+        self._said_at = now
+        letters: list[bytes] = []
+        part: list[FromClient] = []
+        size = 0
+        for item in items:
+            more = _bytes_of(item)
+            if part and size + more > self._limits.engine_letter_bytes_max:
+                letters.append(messages.encode(Letter(self._conversation, self._floor, part)))
+                part, size = [], 0
+            part.append(item)
+            size += more
+        letters.append(messages.encode(Letter(self._conversation, self._floor, part)))
+        return letters
+
+
+def _size(event: Event) -> int:
+    return len(event.attributes) + len(event.payload) + 64
+
+
+def _bytes_of(item: FromClient) -> int:
+    if type(item) is Event:
+        return _size(item)
+    if type(item) is Add:
+        return sum(len(wire) + 12 for _, wire in item.filters)
+    return 32
