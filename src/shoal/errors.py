@@ -322,6 +322,10 @@ class QueueUnavailableError(QueueError, ConnectionError):
     again with the same `id`, and it is stored once."""
 
 
+class EngineUnavailableError(ShoalError, ConnectionError):
+    """The engine of the cluster did not answer in time, or has no room for this client."""
+
+
 class SnapshotError(ShoalError):
     """A file is not an index snapshot, or is damaged or truncated. Nothing was loaded."""
 

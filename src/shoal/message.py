@@ -39,6 +39,13 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         return self.publisher == 0
 
 
+class Match(Message, frozen=True, gc=False):
+    """An event that was emitted without a channel, and the names of the reader's filters that it matches. `publisher`
+    is its emitter; the numbers of an emitter grow, but a reader gets only those that match."""
+
+    matched: tuple[str, ...] = ()
+
+
 class Gap(msgspec.Struct, frozen=True, gc=False):
     """Missing messages, reported at their position in the stream.
 

@@ -24,6 +24,7 @@ from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
+from shoal.bus.waiters import Notice
 from shoal.channels.client.router import Posted, Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
@@ -42,6 +43,7 @@ from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_patter
 from shoal.wire.identity import ClientKey
 
 if TYPE_CHECKING:
+    from shoal.bus.matching import BusMatching, Matching
     from shoal.bus.queues import BusQueues
     from shoal.queues.queue import Queue
 
@@ -122,6 +124,7 @@ class Bus:
         self._plan: tuple[bytes, bytes] | None = None
         self._shell: BusShell | None = None
         self._queues: BusQueues | None = None
+        self._matching: BusMatching | None = None
         self._closed = False
         self._names: dict[str | bytes, bytes] = {}
         self._payload_max = self.limits.payload_bytes_max
@@ -209,6 +212,8 @@ class Bus:
             return
         try:
             if not quick:
+                if self._matching is not None:
+                    await self._matching.drain()
                 await self.drain()
                 if self._queues is not None:
                     await self._queues.drain()
@@ -217,6 +222,8 @@ class Bus:
             raise
         finally:
             try:
+                if self._matching is not None:
+                    await self._matching.aclose()
                 if self._queues is not None:
                     await self._queues.aclose()
             finally:
@@ -419,6 +426,51 @@ class Bus:
                 self._source, Verifier(self._plan[0]), self.limits, self.runtime, self._rules, shell.request_queue
             )
         return self._queues
+
+    # Content matching
+
+    def match(self, where: str | Filter | None = None) -> Matching:
+        """Create a reader of events that match a filter, on whatever bus they are emitted; enter it to start. Without a
+        filter, `add` or `add_many` add some later, and each event comes once, with the names of those that it matches.
+        Raises FilterError for an invalid filter.
+        """
+        wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
+        return self._open_matching().reader(wanted)
+
+    async def emit(
+        self,
+        attributes: GivenAttributes,
+        payload: bytes | str | bytearray | memoryview = b"",
+        *,
+        confirm: bool = False,
+    ) -> None:
+        """Emit an event to every reader with a filter that its attributes match. Returns when it is accepted; waits
+        while the engine has not taken too many earlier ones. With `confirm`, it returns when all deliveries of the
+        event are safe. Raises EventError for attributes that are not an event.
+        """
+        await self._open_matching().emit(attributes, _to_bytes(payload), confirm)
+
+    def _open_matching(self) -> BusMatching:
+        shell = self.shell
+        if self._matching is None:
+            from shoal.bus.matching import BusMatching  # buses that do not match do not pay for loading it
+
+            self._matching = BusMatching(self, shell, self._rules)
+        return self._matching
+
+    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int] | None:
+        """Publish on a channel of Shoal's own; return a future for the confirmation, or None while the buffer is full.
+        Not for applications."""
+        shell = self.shell
+        if not shell.scheduled:
+            shell.schedule()
+        posted = shell.router.publish(channel, payload, b"", shell.time_us, shell.now)
+        return None if posted is None else shell.confirmation(posted)
+
+    async def listen(self, channel: bytes, heard: Callable[[], None]) -> Subscription:
+        """Subscribe to a channel of Shoal's own; `heard` is called when there are items to take with `get_nowait`.
+        Not for applications."""
+        return await Subscription(self, channel, False, listener=Notice(heard)).open()
 
     # Inspection
 

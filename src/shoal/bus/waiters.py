@@ -6,6 +6,7 @@ Owns the small objects between the shell and the coroutines of the application.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from shoal.channels.client.context import AgentRefused, PublishRefused
@@ -28,6 +29,19 @@ class Listener(Protocol):
 
     def end(self) -> None:
         """The bus is closed; nothing more will arrive."""
+
+
+class Notice:
+    """A listener that only hears of new items."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def fail(self, error: ShoalError) -> None:
+        """The bus keeps trying."""
+
+    def end(self) -> None:
+        """Nothing more will arrive."""
 
 
 class PendingSubscription:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from shoal.coordination.acl import Role, acl_rules
+from shoal.engine.messages import ENGINE_PREFIX
 from shoal.plan.plan_copy import PLAN_COPY_KEY
 from shoal.wire.envelope import (
     AGENT_CHANNEL,
@@ -41,7 +42,8 @@ AGENT: Final = "agent"
 READER: Final = "reader"
 PIPELINE: Final = "pipeline"
 ADMIN: Final = "admin"
-ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN)
+ENGINE: Final = "engine"
+ROLES: Final = (CLIENT, AGENT, READER, PIPELINE, ADMIN, ENGINE)
 SUPERVISOR: Final = "supervisor"
 """Not a role: the user with which the supervisor of a local cluster changes the passwords of roles, and makes servers
 read their certificates again (Redis cannot limit CONFIG SET to some settings). A user that may
@@ -79,15 +81,22 @@ and only its log would show it.
 """
 
 
-def names_without_prefix(prefix: str) -> list[str]:
-    """Return glob patterns that together match every channel name (but the empty one) without `prefix`, most common
-    first.
+def names_without(*prefixes: str) -> list[str]:
+    """Return glob patterns that together match every channel name (but the empty one) without these prefixes, most
+    common first.
     """
-    if set(prefix) & set("[]^\\*?-"):
-        raise ValueError(f"{prefix!r} contains pattern characters")
-    differ = [f"{prefix[:index]}[^{prefix[index]}]*" for index in range(len(prefix))]
-    shorter = [prefix[:index] for index in range(1, len(prefix))]
-    return [*differ, *shorter]
+    if set("".join(prefixes)) & set("[]^\\*?-"):
+        raise ValueError(f"{prefixes!r} contain pattern characters")
+    begins = sorted({prefix[:index] for prefix in prefixes for index in range(len(prefix))}, key=len)
+    differ = []
+    for begin in begins:
+        following = {prefix[len(begin)] for prefix in prefixes if prefix.startswith(begin)}
+        differ.append(f"{begin}[^{''.join(sorted(following))}]*")
+    return [*differ, *(begin for begin in begins if begin)]
+
+
+def _patterns(*prefixes: bytes) -> str:
+    return " ".join(f"&{pattern}" for pattern in names_without(*(prefix.decode() for prefix in prefixes)))
 
 
 def client_publish_guarded(version: tuple[int, ...]) -> bool:
@@ -97,13 +106,14 @@ def client_publish_guarded(version: tuple[int, ...]) -> bool:
 
 def rights(role: str, version: tuple[int, ...]) -> str:
     """Return the ACL rules of a role on a server of this version."""
-    if role == CLIENT:
+    if role in (CLIENT, ENGINE):
         common = f"{_BASE} {_UNSUBSCRIBE} {_COUNT} +info {_RECORDS} {_PLAN_COPY} {_READ_RECORDS}"
         if not client_publish_guarded(version):
             return f"allchannels {common} {_LISTEN} +publish"
-        names = " ".join(f"&{pattern}" for pattern in names_without_prefix(RESERVED_PREFIX.decode()))
+        names = _patterns(RESERVED_PREFIX)
+        application = _patterns(RESERVED_PREFIX, ENGINE_PREFIX)
         inbox, peer = f"&{INBOX_PREFIX.decode()}*", f"&{PEER_PREFIX.decode()}*"
-        publish = f"(+publish {names} &{AGENT_CHANNEL.decode()} {peer})"
+        publish = f"(+publish {application if role == CLIENT else names} &{AGENT_CHANNEL.decode()} {peer})"
         subscribe = f"(+subscribe {names} &{HEARTBEAT_CHANNEL.decode()} {inbox} {peer})"
         return f"{common} {publish} {subscribe} (+psubscribe allchannels)"
     if role == AGENT:
@@ -160,6 +170,8 @@ def store_rights(role: str, scripts: Mapping[str, str]) -> str:
     use = f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +script|load {run} {_SCRIPT_COMMANDS}"
     if role == CLIENT:
         return f"{use} +subscribe +unsubscribe"
+    if role == ENGINE:
+        return "+ping"  # an engine does not use stores
     if role in (READER, PIPELINE):
         return f"~{QUEUE_KEYS}* {_TELEMETRY} {_BASE} +info +get +xrange +xrevrange +xlen +xread +xinfo|stream"
     if role == AGENT:
@@ -187,6 +199,7 @@ def coordinator_acl_file(
         READER: "reader",
         PIPELINE: "pipeline",
         ADMIN: "admin",
+        ENGINE: "engine",
     }
     rules = {role: " ".join(acl_rules(there, server_version=version)) for role, there in here.items()}
     return acl_file(_REPLAY, rules, passwords, older)

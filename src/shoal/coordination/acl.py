@@ -9,6 +9,7 @@ change the configuration or read a key outside `shoal:`.
     pipeline  a reader that also writes load windows for the balancer
     agent     reads the plan and the agents' secret; takes leases and memberships of servers and stores, and writes
               reports (its own only, with `server_id`); writes requests about queues, for clients
+    engine    a client that also takes the lease of an engine, and writes which instance serves
     admin     everything under `shoal:`, plus INFO to check the append-only file
 
 Known limits: agents share the index and the counter of their leases, memberships, reports and requests. A rogue agent
@@ -26,7 +27,7 @@ from typing import Final, Literal, TypeAlias, get_args
 from shoal.coordination.layout import CHANNEL, LEASE, MEMBER, PREFIX, WINDOWS, counter_key, index_key
 from shoal.errors import ConfigError
 
-Role: TypeAlias = Literal["client", "reader", "pipeline", "agent", "admin"]
+Role: TypeAlias = Literal["client", "reader", "pipeline", "agent", "engine", "admin"]
 ROLES: Final[tuple[Role, ...]] = get_args(Role)
 
 PLAN_AREA: Final = "plan/"
@@ -40,6 +41,8 @@ SECRETS_AREA: Final = "secrets/"
 """Secrets that only agents and leaders may read."""
 REPORTS_AREA: Final = "reports/"
 """Reports by agents on moving units, one key per kind of unit and server."""
+ENGINES_AREA: Final = "engines/"
+"""Leases of engines, and which instance of each serves."""
 MOVES_AREA: Final = "moves/"
 """Requests to leaders, one key per kind of unit and unit."""
 QUEUE_REQUESTS: Final = "moves/queue/"
@@ -99,6 +102,12 @@ def acl_rules(
         keys = [*_plan(read), *_area(read, SECRETS_AREA), *_grants(read, server_id), *_reports(server_id)]
         keys += [f"~{PREFIX}{QUEUE_REQUESTS}*", f"~{index_key(MOVES_AREA)}", f"~{counter_key(MOVES_AREA)}"]
         return [*_NOTHING, *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
+    if role == "engine":
+        read = "%R~" if server_version >= READ_ONLY_KEYS_SINCE else "~"
+        lease = f"{LEASE}{ENGINES_AREA}"
+        keys = [f"~{PREFIX}{area}*" for area in (lease, ENGINES_AREA)]
+        keys += [word for area in (lease, ENGINES_AREA) for word in (f"~{index_key(area)}", f"~{counter_key(area)}")]
+        return [*_NOTHING, *_plan(read), *keys, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *_GRANT]
     if role == "admin":
         return [*_NOTHING, f"~{PREFIX}*", *_ADMIN, *_LISTEN, *_CONNECT, "+publish", "+time", "+info"]
     raise ConfigError(f"{role!r} is not a coordinator role", do=f"choose one of {', '.join(ROLES)}")

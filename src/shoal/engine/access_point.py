@@ -103,13 +103,17 @@ class AccessPoint:
         self._held: deque[tuple[int, Event]] = deque()
         """Events that wait for the end of the roll."""
         self._held_bytes = 0
-        self._roll_until = now + limits.engine_roll_s
-        self._roll_until_max = now + limits.engine_roll_s_max
+        self.begin_roll(now)
         self.roll_open = ROLL_FIRST in rules
         self.roll_over = False
         """Whether the roll may be closed: `serve` closes it."""
         self.fan: list[Fan] = []
         self.replies: list[tuple[int, FromEngine]] = []
+
+    def begin_roll(self, now: float) -> None:
+        """Clients have until then to present their filters, and until `engine_roll_s_max` if they have begun."""
+        self._roll_until = now + self._limits.engine_roll_s
+        self._roll_until_max = now + self._limits.engine_roll_s_max
 
     def __len__(self) -> int:
         return len(self._conversations)

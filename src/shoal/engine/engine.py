@@ -76,6 +76,10 @@ class Engine:
         self._reply()
         return self.exit_point.flush()
 
+    def begin_roll(self, now: float) -> None:
+        """The lanes are subscribed: clients that are told of the roll can be heard."""
+        self.access_point.begin_roll(now)
+
     @property
     def wants_to_serve(self) -> bool:
         """Whether the shell is to write down that this instance serves; then it calls `serve`."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 from shoal.coordination.interface import Coordinator
 from shoal.errors import ChannelNameError
 from shoal.plan.keys import RECORDED_PREFIX, recorded_key, recorded_pattern
-from shoal.wire.envelope import RESERVED_PREFIX
+from shoal.wire.envelope import HIDDEN_PREFIXES
 
 _ON = b"on"
 
 
 async def set_recorded(coordinator: Coordinator, pattern: bytes, on: bool) -> bool:
     """Sets or removes the mark of a pattern; returns whether that changed anything."""
-    if pattern.startswith(RESERVED_PREFIX):
+    if pattern.startswith(HIDDEN_PREFIXES):
         raise ChannelNameError(f"{pattern.decode()} is an internal channel of Shoal and cannot be recorded")
     known = await coordinator.get(recorded_key(pattern))
     if (known is not None) == on:

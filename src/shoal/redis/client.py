@@ -27,7 +27,7 @@ from shoal.redis.deadlines import DEFAULT_S, Deadline, Deadlines
 from shoal.redis.missing_names import missing
 from shoal.redis.options import address_of, check_database, check_keywords, read_url, tls_of, with_login
 from shoal.redis.pubsub import PubSub
-from shoal.wire.envelope import RESERVED_PREFIX
+from shoal.wire.envelope import HIDDEN_PREFIXES
 
 AGENT_PATTERNS: Final = frozenset({b"*", PEER_PATTERN})
 """Patterns to which agents subscribe on every server of a cluster."""
@@ -194,7 +194,7 @@ class Redis:
         """Channels that match the pattern and have subscribers, on any server."""
         replies = await self._ask_servers(b"CHANNELS", self._encoder.encode(pattern))
         names = {name for reply in replies.values() for name in reply}
-        return [self._encoder.decode(name) for name in sorted(names) if not name.startswith(RESERVED_PREFIX)]
+        return [self._encoder.decode(name) for name in sorted(names) if not name.startswith(HIDDEN_PREFIXES)]
 
     async def pubsub_numsub(self, *args: Encodable, **kwargs: Any) -> list[tuple[Name, int]]:
         """The number of clients that are subscribed to each channel, without patterns. After the ring changed, clients

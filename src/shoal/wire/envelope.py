@@ -78,6 +78,11 @@ ENDED: Final = 1 << 63
 """In listings of streams, this bit of the last sequence number says that the stream has ended with it."""
 
 RESERVED_PREFIX: Final = b"__shoal:"
+"""Prefix of control channels. Agents neither count nor move nor record them."""
+OWN_PREFIX: Final = b"__shoal."
+"""Prefix of channels on which Shoal's own parts publish. Agents treat them as any other; applications cannot use them,
+and their patterns do not match them."""
+HIDDEN_PREFIXES: Final = (RESERVED_PREFIX, OWN_PREFIX)
 AGENT_CHANNEL: Final = b"__shoal:agent"
 HEARTBEAT_CHANNEL: Final = b"__shoal:heartbeat"
 INBOX_PREFIX: Final = b"__shoal:in:"
@@ -272,8 +277,9 @@ def check_channel_name(name: str | bytes | bytearray | memoryview, limits: Limit
             f"the channel name is {len(raw)} bytes long, "
             f"more than channel_name_bytes_max={limits.channel_name_bytes_max}"
         )
-    if raw.startswith(RESERVED_PREFIX):
-        raise ChannelNameError(f"channel names that begin with {RESERVED_PREFIX.decode()!r} are reserved for Shoal")
+    if raw.startswith(HIDDEN_PREFIXES):
+        prefix = RESERVED_PREFIX if raw.startswith(RESERVED_PREFIX) else OWN_PREFIX
+        raise ChannelNameError(f"channel names that begin with {prefix.decode()!r} are reserved for Shoal")
     return raw
 
 

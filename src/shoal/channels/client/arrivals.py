@@ -24,7 +24,7 @@ from shoal.channels.client.server_link import AgentCommand, Listen, Ping, Server
 from shoal.channels.client.subscriber import Subscriber
 from shoal.channels.client.subscription import SubscriptionCore
 from shoal.message import Item, Message
-from shoal.wire.envelope import HEADER_BYTES, RESERVED_PREFIX, WORDS
+from shoal.wire.envelope import HEADER_BYTES, HIDDEN_PREFIXES, WORDS
 
 Internal = Callable[[ServerLink, bytes, bytes, float], None]
 """Takes a control message: link, channel, data, now."""
@@ -201,7 +201,7 @@ class Arrivals:
         """A message of a pattern, or the answer to a SUBSCRIBE or similar command."""
         if frame[0] == b"pmessage":
             _, pattern, channel, blob = frame
-            if not channel.startswith(RESERVED_PREFIX):
+            if not channel.startswith(HIDDEN_PREFIXES):
                 for sub in self._by_pattern.get(pattern, ()):
                     self._receiver.accept(sub, channel, blob, link.server, now)
         elif link.inflight and isinstance(link.inflight[0], Listen):

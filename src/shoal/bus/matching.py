@@ -1,0 +1,469 @@
+"""Content matching on a bus: `Bus.match` and `Bus.emit`.
+
+Owns the readers, the waiting of `emit`, and the I/O of this client's conversation with the engine. The protocol is in
+`shoal.engine.client`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Self
+
+import msgspec
+
+from shoal.bus.subscription import Subscription
+from shoal.bus.waiters import resolve
+from shoal.engine.client import (
+    Arrived,
+    Effect,
+    EngineClient,
+    EventRejected,
+    FilterRefused,
+    Missed,
+    NotAdmitted,
+    NowInForce,
+    NowTaken,
+)
+from shoal.engine.messages import MAIN, call_channel, decode_replies, decode_roll, lane_channel, lane_of, seat_channel
+from shoal.errors import (
+    BusClosedError,
+    EngineUnavailableError,
+    EventError,
+    FilterError,
+    PayloadTooLargeError,
+    ProtocolError,
+    ShoalError,
+    SubscribeError,
+)
+from shoal.filters.events import decode_any_event, encode_event
+from shoal.filters.filter import Filter
+from shoal.filters.language import parse
+from shoal.logs import get_log
+from shoal.message import Gap, GivenAttributes, Match, Message
+from shoal.rules import Rules
+
+if TYPE_CHECKING:
+    from shoal.bus.client import Bus
+    from shoal.bus.shell import BusShell
+
+CONVERSATION_BITS: Final = 60
+TICK_S: Final = 0.25
+LETTER_ROOM: Final = 1024
+"""Bytes of a letter besides the attributes and the payload of an event."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_log: Final = get_log(__name__)
+
+
+class Matching:
+    """A reader of events. `async for` yields `Match`, and `Gap` where events may be missing."""
+
+    def __init__(self, matching: BusMatching, where: Filter | None) -> None:
+        self._matching = matching
+        self._where = where
+        self._names: dict[int, str] = {}
+        self._numbers: dict[str, int] = {}
+        self._items: deque[Match | Gap] = deque()
+        self._bytes = 0
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: ShoalError | None = None
+        self._opened = self._closed = False
+
+    async def open(self) -> Self:
+        """Start reading; return when the filter is in force. `async with` does this for you."""
+        if self._opened:
+            raise SubscribeError("this reader was already opened", do="call match() again for a new one")
+        self._opened = True
+        if self._where is None:
+            await self._matching.start()
+        else:
+            await self.add_many({str(self._where): self._where})
+        return self
+
+    async def aclose(self) -> None:
+        """End the filters; events that have arrived can still be taken."""
+        self._closed = True
+        self._matching.remove(self, list(self._names))
+        self._names.clear()
+        self._numbers.clear()
+        self._wake()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # Filters
+
+    async def add(self, name: str, where: str | Filter) -> None:
+        """Add a filter under a name; returns when it is in force."""
+        await self.add_many({name: where})
+
+    async def add_many(self, filters: Mapping[str, str | Filter]) -> None:
+        """Add filters by name; returns when all are in force. Raises FilterError if one is invalid, if the engine
+        refuses it, or if its name is used already; then none is added."""
+        if not self._opened or self._closed:
+            raise SubscribeError("this reader is not open", do="enter it: async with bus.match(...) as events")
+        limits = self._matching.limits
+        parsed = {name: one if isinstance(one, Filter) else parse(one, limits) for name, one in filters.items()}
+        if known := self._numbers.keys() & parsed.keys():
+            raise FilterError(f"this reader has a filter {min(known)!r} already", do="remove it first")
+        numbers = self._matching.add(self, parsed.values())
+        self._numbers.update(zip(parsed, numbers, strict=True))
+        self._names.update(zip(numbers, parsed, strict=True))
+        try:
+            await self._matching.in_force(numbers)
+        except BaseException:
+            self._drop(list(parsed))
+            raise
+
+    async def remove(self, *names: str) -> None:
+        """Remove filters. Raises FilterError if there is none of a name."""
+        for name in names:
+            if name not in self._numbers:
+                raise FilterError(f"this reader has no filter {name!r}")
+        self._drop(names)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        numbers = [self._numbers.pop(name) for name in names]
+        for number in numbers:
+            del self._names[number]
+        self._matching.remove(self, numbers)
+
+    @property
+    def filters(self) -> list[str]:
+        """The names of the filters."""
+        return list(self._numbers)
+
+    # Reading
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Match | Gap:
+        while not self._items:
+            if self._closed:
+                raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
+            if self._waiter is not None:
+                raise SubscribeError("two tasks read one match() at the same time", do="call match() once per task")
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        item = self._items.popleft()
+        if isinstance(item, Match):
+            self._bytes -= len(item.payload)
+        if not self.is_full:
+            self._matching.made_room()
+        return item
+
+    async def get(self, timeout: float | None = None) -> Match | Gap:  # noqa: ASYNC109
+        """Return the next item. Raises TimeoutError after `timeout` seconds, SubscribeError after `aclose`."""
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.__anext__()
+        except StopAsyncIteration:
+            raise SubscribeError("this reader is closed and empty") from None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the reader must take items before more are read from the engine."""
+        limits = self._matching.limits
+        return len(self._items) >= limits.inbox_messages_max or self._bytes >= limits.inbox_bytes_max
+
+    # Called by BusMatching
+
+    def deliver(self, arrived: Arrived, numbers: list[int]) -> None:
+        """An event matches filters of this reader."""
+        event = arrived.delivery
+        matched = tuple(self._names[number] for number in numbers)
+        attributes = decode_any_event(event.attributes)
+        self._items.append(
+            Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)
+        )
+        self._bytes += len(event.payload)
+        self._wake()
+
+    def missed(self, reason: str) -> None:
+        """Events may be missing here."""
+        self._items.append(Gap("", None, 0, None, reason))
+        self._wake()
+
+    def fail(self, error: ShoalError) -> None:
+        """Nothing more will come."""
+        self._error = error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None:
+            resolve(self._waiter)
+
+
+class BusMatching:
+    """What a bus needs to emit and match: one conversation with the engine for all readers."""
+
+    def __init__(self, bus: Bus, shell: BusShell, rules: Rules) -> None:
+        self._bus = bus
+        self._shell = shell
+        self.limits = bus.limits
+        random = bus.runtime.random
+        self._core = EngineClient(bus.limits, lambda: random.getrandbits(CONVERSATION_BITS) | 1, rules)
+        self._readers: dict[int, Matching] = {}
+        self._starting: asyncio.Task[None] | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._call: Subscription | None = None
+        self._seat: Subscription | None = None
+        self._client = 0
+        self._waiting: deque[bytes] = deque()
+        """Letters that wait for room in the publish buffer."""
+        self._in_force: dict[int, asyncio.Future[None]] = {}
+        self._taken: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._rooms: deque[asyncio.Future[None]] = deque()
+        self._closed = False
+        self._flushing = False
+        self.waits = 0
+        """How often `emit` has waited because the engine had not taken earlier events."""
+
+    # For applications
+
+    def reader(self, where: Filter | None) -> Matching:
+        """A new reader."""
+        return Matching(self, where)
+
+    async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> None:
+        """Emit an event; see `Bus.emit`."""
+        encoded = encode_event(attributes, self.limits)
+        if len(payload) + len(encoded) + LETTER_ROOM > self.limits.payload_bytes_max:
+            raise PayloadTooLargeError(
+                f"the event is {len(payload) + len(encoded)} bytes long, more than payload_bytes_max="
+                f"{self.limits.payload_bytes_max} less {LETTER_ROOM} allows"
+            )
+        await self.start()
+        while not self._core.has_room:
+            self.waits += 1
+            await self._wait_for_room()
+        number = self._core.emit(encoded, payload, int(self._bus.runtime.wall() * 1e6))
+        self._soon()
+        if confirm:
+            done = asyncio.get_running_loop().create_future()
+            self._taken.append((number, done))
+            await self._answered(done, "the event is not delivered yet; it stays with this client")
+
+    async def _wait_for_room(self) -> None:
+        waiter = asyncio.get_running_loop().create_future()
+        self._rooms.append(waiter)
+        await self._answered(waiter, "the engine has not taken earlier events, so this one was not accepted")
+
+    async def _answered(self, waiter: asyncio.Future[None], what: str) -> None:
+        try:
+            async with asyncio.timeout(self.limits.drain_timeout_s):
+                await waiter
+        except TimeoutError:
+            raise self._unavailable(what) from None
+
+    def _unavailable(self, what: str) -> EngineUnavailableError:
+        return EngineUnavailableError(
+            f"the engine does not answer: {what}",
+            do="check `shoal engine status`; `shoal up --engine` starts an engine",
+        )
+
+    # For readers
+
+    def add(self, reader: Matching, filters: Iterable[Filter]) -> list[int]:
+        """Add filters of a reader; returns their numbers."""
+        numbers = self._core.add(_encode(one) for one in filters)
+        for number in numbers:
+            self._readers[number] = reader
+        return numbers
+
+    async def in_force(self, numbers: list[int]) -> None:
+        """Wait until filters are in force."""
+        loop = asyncio.get_running_loop()
+        waiters = [self._in_force.setdefault(number, loop.create_future()) for number in numbers]
+        try:
+            async with asyncio.timeout(self.limits.subscribe_timeout_s):
+                await self.start()
+                self._soon()
+                await asyncio.gather(*waiters)
+        except TimeoutError:
+            raise self._unavailable("no filter is in force") from None
+        finally:
+            for number in numbers:
+                self._in_force.pop(number, None)
+
+    def remove(self, reader: Matching, numbers: list[int]) -> None:
+        """Remove filters of a reader."""
+        for number in numbers:
+            self._readers.pop(number, None)
+        if numbers and not self._closed:
+            self._core.remove(numbers)
+            self._soon()
+
+    def made_room(self) -> None:
+        """A reader has taken something: go on reading."""
+        if self._seat is not None and self._seat.waiting:
+            self._soon()
+
+    # The conversation
+
+    async def start(self) -> None:
+        """Subscribe to what the engine says, once."""
+        if self._closed:
+            raise BusClosedError()
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
+            self._starting = asyncio.create_task(self._start(), name="matching")
+        await asyncio.shield(self._starting)
+
+    async def _start(self) -> None:
+        self._call = await self._bus.listen(call_channel(MAIN), self._soon)
+        await self._sit_down()
+        self._ticking = asyncio.create_task(self._tick(), name="engine client")
+        self._core.hello(asyncio.get_running_loop().time())
+        self._soon()
+
+    async def _sit_down(self) -> None:
+        """Subscribe to the channel of this client's seat."""
+        client = self._bus.client_id
+        seat = await self._bus.listen(seat_channel(MAIN, client), self._soon)
+        before, self._seat, self._client = self._seat, seat, client
+        if before is not None:
+            await before.aclose()
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._closed:
+            await asyncio.sleep(TICK_S)
+            if self._bus.client_id != self._client:
+                with contextlib.suppress(ShoalError):
+                    await self._sit_down()
+                    self._core.missed("this client has another identity", loop.time())
+            self._core.tick(loop.time())
+            self._soon()
+
+    def _soon(self) -> None:
+        """Work in the next turn of the loop."""
+        if not self._flushing and self._seat is not None:
+            self._flushing = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._flushing = False
+        if self._closed or self._bus.closed:
+            return
+        self._read()
+        self._execute()
+        self._send()
+
+    def _read(self) -> None:
+        now = asyncio.get_running_loop().time()
+        assert self._seat is not None
+        while self._call is not None and (item := self._call.get_nowait()) is not None:
+            if isinstance(item, Message):
+                with contextlib.suppress(ProtocolError):
+                    self._core.called(decode_roll(item.payload), now)
+        while not any(reader.is_full for reader in self._readers.values()):
+            item = self._seat.get_nowait()
+            if item is None:
+                break
+            if isinstance(item, Message):
+                with contextlib.suppress(ProtocolError):
+                    self._core.received(decode_replies(item.payload), now)
+            elif isinstance(item, Gap):
+                self._core.missed(item.reason, now)
+            self._execute()
+
+    def _send(self) -> None:
+        self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
+        lane = lane_channel(MAIN, lane_of(self._client))
+        while self._waiting:
+            posted = self._bus.post(lane, self._waiting[0])
+            if posted is None:
+                asyncio.get_running_loop().call_later(TICK_S, self._soon)
+                return
+            posted.add_done_callback(_ignore)
+            self._waiting.popleft()
+
+    def _execute(self) -> None:
+        effects, self._core.effects = self._core.effects, []
+        for effect in effects:
+            self._act(effect)
+        while self._rooms and self._core.has_room:
+            resolve(self._rooms.popleft())
+
+    def _act(self, effect: Effect) -> None:
+        if isinstance(effect, Arrived):
+            by_reader: dict[Matching, list[int]] = {}
+            for number in effect.numbers:
+                if number in self._readers:
+                    by_reader.setdefault(self._readers[number], []).append(number)
+            for reader, numbers in by_reader.items():
+                reader.deliver(effect, numbers)
+        elif isinstance(effect, NowTaken):
+            while self._taken and self._taken[0][0] <= effect.number:
+                resolve(self._taken.popleft()[1])
+        elif isinstance(effect, NowInForce):
+            for number in effect.numbers:
+                if number in self._in_force:
+                    resolve(self._in_force[number])
+        elif isinstance(effect, FilterRefused):
+            waiter = self._in_force.get(effect.number)
+            if waiter is not None and not waiter.done():
+                waiter.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
+        elif isinstance(effect, Missed):
+            for reader in dict.fromkeys(self._readers.values()):
+                reader.missed(effect.reason)
+        elif isinstance(effect, EventRejected):
+            self._reject(effect)
+        elif isinstance(effect, NotAdmitted):
+            error = EngineUnavailableError(f"the engine refuses this client: {effect.reason}")
+            for waiter in [*self._in_force.values(), *self._rooms, *(done for _, done in self._taken)]:
+                if not waiter.done():
+                    waiter.set_exception(error)
+
+    def _reject(self, effect: EventRejected) -> None:
+        _log.warning("event rejected by the engine", number=effect.number, reason=effect.reason)
+        for number, done in self._taken:
+            if number == effect.number and not done.done():
+                done.set_exception(EventError(effect.reason))
+
+    # Closing
+
+    async def drain(self) -> None:
+        """Wait until the engine has taken every event."""
+        deadline = asyncio.get_running_loop().time() + self.limits.drain_timeout_s
+        while self._core.untaken:
+            if asyncio.get_running_loop().time() >= deadline:
+                raise self._unavailable(f"{self._core.untaken} events are not delivered yet, and are lost")
+            await asyncio.sleep(0.005)
+
+    async def aclose(self) -> None:
+        """Leave the engine."""
+        if self._starting is not None:
+            self._starting.cancel()
+            await asyncio.gather(self._starting, return_exceptions=True)
+        if self._seat is not None and not self._bus.closed:
+            self._core.close()
+            self._send()
+        self._closed = True
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        error = BusClosedError("the bus was closed; its match() ended with it")
+        for reader in dict.fromkeys(self._readers.values()):
+            reader.fail(error)
+
+
+def _ignore(done: asyncio.Future[int]) -> None:
+    """A letter is sent again if the engine has not heard it, so its confirmation does not matter."""
+    if not done.cancelled():
+        done.exception()
