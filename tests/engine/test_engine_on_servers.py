@@ -6,12 +6,22 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
 import shoal
+from shoal.bus.matching import Matching
 from shoal.cluster.acl import ENGINE
 from shoal.cluster.local import LocalCluster
 from shoal.engine.shell import EngineShell
+from shoal.errors import (
+    ChannelNameError,
+    EngineUnavailableError,
+    EventError,
+    FilterError,
+    PayloadTooLargeError,
+    PublishError,
+)
 from shoal.filters.index.warm_up import warm_up
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match
@@ -25,17 +35,38 @@ def _compiled() -> None:
     warm_up()
 
 
+class Doomed:
+    """An engine that can be killed: its lease is not released, and its bus sends nothing more."""
+
+    def __init__(self, shell: EngineShell, task: asyncio.Task[None], bus: shoal.Bus) -> None:
+        self.shell = shell
+        self._task = task
+        self._bus = bus
+
+    async def die(self) -> None:
+        self.shell.abandon_lease()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self._bus.disconnect()
+
+
 @contextlib.asynccontextmanager
-async def engine(cluster: LocalCluster, holder: str = "one") -> AsyncIterator[EngineShell]:
+async def doomed(cluster: LocalCluster, holder: str) -> AsyncIterator[Doomed]:
     url = cluster.url_for(ENGINE)
     async with shoal.connect(url) as bus, await PRODUCTION.coordinator(url, 2.0) as coordinator:
         shell = EngineShell("main", bus, coordinator, holder, DEFAULT_LIMITS)
         task = asyncio.create_task(shell.run())
         try:
-            yield shell
+            yield Doomed(shell, task, bus)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def engine(cluster: LocalCluster) -> AsyncIterator[EngineShell]:
+    async with doomed(cluster, "one") as one:
+        yield one.shell
 
 
 async def test_events_reach_the_readers_whose_filters_match() -> None:
@@ -60,3 +91,79 @@ async def test_events_reach_the_readers_whose_filters_match() -> None:
                 last = await many.get(5)
                 assert isinstance(last, Match)
                 assert last.payload == b"fourth"
+
+
+async def test_an_engine_that_dies_loses_nothing() -> None:
+    async with LocalCluster(2) as cluster, contextlib.AsyncExitStack() as stack:
+        first = await stack.enter_async_context(doomed(cluster, "one"))
+        second = await stack.enter_async_context(doomed(cluster, "two"))
+        emitters = [await stack.enter_async_context(shoal.connect(cluster.url)) for _ in range(3)]
+        reader = await stack.enter_async_context(shoal.connect(cluster.url))
+        got: list[tuple[int, int]] = []
+        gaps = 0
+
+        async def read(events: Matching) -> None:
+            nonlocal gaps
+            async for item in events:
+                if isinstance(item, Match):
+                    got.append((item.publisher, item.sequence))
+                else:
+                    gaps += 1
+
+        async def emit(bus: shoal.Bus) -> None:
+            for number in range(600):
+                await bus.emit({"n": number, "odd": number % 2 == 1})
+                if number % 3 == 0:
+                    await asyncio.sleep(0.005)
+
+        async with reader.match("odd = true") as events:
+            reading = asyncio.create_task(read(events))
+            emitting = [asyncio.create_task(emit(bus)) for bus in emitters]
+            await asyncio.sleep(0.5)
+            await (first if first.shell.status is not None else second).die()
+            await asyncio.gather(*emitting)
+            wanted = [(bus.client_id, number) for bus in emitters for number in range(2, 601, 2)]
+            async with asyncio.timeout(60):
+                while len(got) < len(wanted):  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+            reading.cancel()
+        assert sorted(got) == sorted(wanted)
+        for bus in emitters:
+            mine = [number for publisher, number in got if publisher == bus.client_id]
+            assert mine == sorted(mine)
+        assert gaps == 0
+
+
+async def test_bad_input_is_refused_and_says_why() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=1.5)
+    async with LocalCluster(1) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
+        with pytest.raises(EngineUnavailableError, match="the engine does not answer"):
+            async with bus.match("a = 1"):
+                pass
+        with pytest.raises(FilterError):
+            bus.match("a = ")
+        with pytest.raises(EventError, match="attributes_max"):
+            await bus.emit({f"a{number}": 1 for number in range(10_000)})
+        with pytest.raises(EventError):
+            await bus.emit({"a": object()})  # type: ignore[dict-item]
+        with pytest.raises(PayloadTooLargeError):
+            await bus.emit({"a": 1}, bytes(DEFAULT_LIMITS.payload_bytes_max))
+        for name in ("__shoal.e:main:in:0", "__shoal.i:main:all"):
+            with pytest.raises(ChannelNameError, match="reserved"):
+                await bus.publish(name, b"")
+
+
+async def test_applications_neither_hear_nor_forge_what_the_engine_says() -> None:
+    async with LocalCluster(1) as cluster, engine(cluster), shoal.connect(cluster.url) as bus:
+        async with bus.subscribe(pattern="*") as everything, bus.match("a = 1") as events:
+            await bus.emit({"a": 1}, confirm=True)
+            await bus.publish("mine", b"1", confirm=True)
+            assert isinstance(await events.get(5), Match)
+            item = await everything.get(5)
+            assert isinstance(item, shoal.Message)
+            assert item.channel == "mine"
+            assert everything.get_nowait() is None
+        forged = bus.post(b"__shoal.i:main:all", b"")
+        assert forged is not None
+        with pytest.raises(PublishError, match="NOPERM"):
+            await forged

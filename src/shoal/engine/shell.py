@@ -77,6 +77,10 @@ class EngineShell:
         """The counts of the instance that serves; None on standby."""
         return None if self._core is None else self._core.status()
 
+    def abandon_lease(self) -> None:
+        """The end of `run` does not release the lease, as if the process had been killed. For tests."""
+        self._lease = None
+
     async def run(self) -> None:
         """Serves or stands by until it is cancelled."""
         pause_s = self._limits.heartbeat_interval_s
