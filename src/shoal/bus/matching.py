@@ -176,6 +176,11 @@ class Matching:
             raise SubscribeError("this reader is closed and empty") from None
 
     @property
+    def waiting(self) -> int:
+        """Number of items that have arrived and were not taken."""
+        return len(self._items)
+
+    @property
     def is_full(self) -> bool:
         """Whether the reader must take items before more are read from the engine."""
         limits = self._matching.limits

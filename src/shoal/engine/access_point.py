@@ -52,6 +52,7 @@ class Change(NamedTuple):
     """Filters of one client that come and go. With `presented`, filters that are not listed end."""
 
     client: int
+    conversation: int
     added: list[tuple[int, bytes]]
     removed: list[int]
     presented: bool = False
@@ -107,6 +108,8 @@ class AccessPoint:
         self.roll_open = ROLL_FIRST in rules
         self.roll_over = False
         """Whether the roll may be closed: `serve` closes it."""
+        self.choked = 0
+        """How often an event did not fit."""
         self.fan: list[Fan] = []
         self.replies: list[tuple[int, FromEngine]] = []
 
@@ -180,15 +183,15 @@ class AccessPoint:
     def _change(self, client: int, conversation: _Conversation, item: messages.FromClient) -> None:
         if isinstance(item, Add):
             if conversation.ready:
-                self.fan.append(Change(client, item.filters, []))
+                self.fan.append(Change(client, conversation.number, item.filters, []))
             else:
                 conversation.presented += item.filters
         elif isinstance(item, Remove):
-            self.fan.append(Change(client, [], item.numbers))
+            self.fan.append(Change(client, conversation.number, [], item.numbers))
         elif isinstance(item, Ready) and not conversation.ready:
             conversation.ready = conversation.served = True
             presented, conversation.presented = conversation.presented, []
-            self.fan.append(Change(client, presented, [], presented=True))
+            self.fan.append(Change(client, conversation.number, presented, [], presented=True))
         else:
             assert isinstance(item, Alive | Ready)
 
@@ -205,6 +208,7 @@ class AccessPoint:
             return
         if not self._has_room:
             conversation.choked = True
+            self.choked += 1
             return
         conversation.next = event.number + 1
         if self.roll_open:

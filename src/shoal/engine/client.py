@@ -43,6 +43,8 @@ DEDUPE: Final = rule("dedupe_emitter", "A client delivers the events of an emitt
 PRESENT_ALL: Final = rule("present_all", "A client presents all its filters to a new instance of the engine.")
 SAY_LATE: Final = rule("say_late", "A client that presents its filters too late reports a gap.")
 
+ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversation does not put a filter in force.")
+
 EMITTERS_MAX: Final = 65_536
 """Emitters whose last number a client remembers."""
 
@@ -127,6 +129,8 @@ class EngineClient:
         self._next = 1
         self._outbox: list[FromClient] = []
         self._delivered: OrderedDict[int, int] = OrderedDict()
+        self.repeats = 0
+        """Events that came again and were dropped."""
         self.effects: list[Effect] = []
 
     # The application
@@ -205,7 +209,8 @@ class EngineClient:
             elif type(item) is Welcome:
                 self._welcome(item, now)
             elif type(item) is InForce:
-                self._are_in_force(item.numbers)
+                if item.conversation == self._conversation or ANSWER_IN_TIME not in self._rules:
+                    self._are_in_force(item.numbers)
             elif type(item) is Refused:
                 if self._filters.pop(item.number, None) is not None:
                     self.effects.append(FilterRefused(item.number, item.reason))
@@ -264,6 +269,7 @@ class EngineClient:
     def _deliver(self, delivery: Delivery) -> None:
         last = self._delivered.get(delivery.emitter, 0)
         if delivery.number <= last and DEDUPE in self._rules:
+            self.repeats += 1
             return
         self._delivered[delivery.emitter] = delivery.number
         self._delivered.move_to_end(delivery.emitter)

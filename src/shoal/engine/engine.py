@@ -34,6 +34,8 @@ class EngineStatus(NamedTuple):
     roll_open: bool
     events: int
     deliveries: int
+    choked: int
+    """How often an event did not fit, because too many were in flight."""
 
 
 class Engine:
@@ -152,4 +154,5 @@ class Engine:
             point.roll_open,
             self.events,
             self.deliveries,
+            point.choked,
         )

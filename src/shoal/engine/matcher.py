@@ -18,9 +18,8 @@ from shoal.errors import EventError, FilterError
 from shoal.filters.index.index import Index, Matches
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
-from shoal.rules import ALL_RULES, Rules, rule
+from shoal.rules import ALL_RULES, Rules
 
-ANSWER_LAST: Final = rule("answer_last", "A filter is said to be in force when it is in the index, not before.")
 ROWS_FIRST: Final = 1024
 
 
@@ -76,7 +75,7 @@ class Matcher:
         if not own:
             del self._clients[change.client]
         numbers = [number for number, _ in change.added if number in own]
-        return [*([InForce(numbers)] if numbers else []), *refused]
+        return [*([InForce(change.conversation, numbers)] if numbers else []), *refused]
 
     def forget(self, client: int) -> None:
         """A client is gone."""

@@ -118,6 +118,7 @@ class Welcome(msgspec.Struct, frozen=True, array_like=True, tag=1):
 class InForce(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Filters are in force: events that are emitted from now on are matched against them."""
 
+    conversation: int
     numbers: list[int]
 
 

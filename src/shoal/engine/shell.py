@@ -93,8 +93,9 @@ class EngineShell:
                     continue
                 try:
                     await self._serve(self._lease)
-                except (CoordinatorError, ConnectError, _NotServingError) as error:
-                    _log.warning("engine stops serving", engine=self._name, why=str(error))
+                except* ShoalError as errors:
+                    why = "; ".join(str(error) for error in errors.exceptions)
+                    _log.warning("engine stops serving", engine=self._name, why=why)
                 finally:
                     await self._end()
         finally:

@@ -11,7 +11,7 @@ from typing import Final
 
 from shoal.lab.sim.campaign import Protocol
 from shoal.lab.sim.scenario import Outcome
-from shoal.lab.sim.scenarios import balancer, balancer_corners, channels, moves, moves_corners, queue, recording
+from shoal.lab.sim.scenarios import balancer, balancer_corners, channels, engine, moves, moves_corners, queue, recording
 from shoal.rules import ALL_RULES, Rules, without
 
 
@@ -30,6 +30,7 @@ PROTOCOLS: Final = {
         Protocol(
             "balancer", partial(_run, balancer.run_seed), balancer_corners.CORNERS, balancer_corners.BREAKS, ("move",)
         ),
+        Protocol("engine", partial(_run, engine.run_seed), engine.CORNERS, engine.BREAKS, ("take-over",)),
         Protocol("queue", partial(_run, queue.run_seed), queue.CORNERS, queue.BREAKS, ("move ended",)),
     )
 }

@@ -1,0 +1,435 @@
+"""The scenario `engine`: applications emit events and match filters while engines, servers and agents fail.
+
+Owns the participants, the corners and the checks of content matching. Engines, buses and agents are the shipped ones;
+which events a filter is owed is decided by `Filter.matches`, never by the index.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Final
+
+import msgspec
+
+from shoal.bus.client import Bus
+from shoal.bus.matching import Matching
+from shoal.engine.engine import EngineStatus
+from shoal.engine.shell import EngineShell
+from shoal.errors import BusClosedError, EngineUnavailableError, ShoalError
+from shoal.filters.filter import Filter
+from shoal.filters.language import parse
+from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenarios.app import App
+from shoal.lab.sim.scenarios.cluster import ChannelScenario
+from shoal.lab.sim.scenarios.liveness import check_settled
+from shoal.lab.sim.scenarios.shape import Shape
+from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.node import Node
+from shoal.lab.sim.world.process import COORDINATOR_URL, Process
+from shoal.message import Gap
+from shoal.rules import ALL_RULES, Rules
+
+BREAKS: Final = (
+    *("roll_first", "settle_last", "in_number", "keep_until_taken", "dedupe_emitter", "present_all", "say_late"),
+    *("lease_checked", "answer_in_time"),
+)
+"""The rules that this scenario tests."""
+ENGINES: Final = 2
+FILTERS_MAX: Final = 5
+RETRY_S: Final = 0.3
+LIMITS: Final[dict[str, Any]] = {
+    "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
+    "engine_letter_bytes_max": 600,
+}  # fmt: skip
+"""Small limits, so that they are met."""
+ENGINE_DIES_S: Final = 6.0
+ENGINE_SLEEPS: Final = 0.5
+SLEEP_S: Final = (0.5, 6.0)
+"""About how often the engine that serves dies, or sleeps and wakes up as a zombie."""
+LOOK_S: Final = 0.1
+"""How often the engines are looked at, to count what they do."""
+SETTLE_S: Final = 4.0
+"""How long an event that was taken may take to a reader that lives."""
+
+CORNERS: Final = {
+    "event emitted": "event emitted",
+    "event delivered": "event delivered",
+    "filter in force": "filter in force",
+    "filter removed": "filter removed",
+    "two filters of one reader match an event": "several matched",
+    "roll called": "roll called",
+    "another instance takes over": "take-over",
+    "engine crash": "engine crash",
+    "engine sleeps past its lease": "engine slept",
+    "client late for the roll, or dropped": "gap",
+    "no room in flight": "choked",
+    "emit waits": "emit waited",
+    "repeated event dropped": "repeated event dropped",
+    "client crash": "client crash",
+    "server crash": "server crash",
+    "agent crash": "agent crash",
+    "coordinator crash": "coordinator crash",
+    "server left the ring": "server left ring",
+}
+"""Every corner that a campaign must exercise, and its counter."""
+
+
+@dataclass(slots=True)
+class EventRecord:
+    """An event that an application emitted."""
+
+    emitter: int
+    number: int
+    attributes: dict[str, int]
+    at: float
+    taken_at: float | None = None
+
+
+@dataclass(slots=True)
+class FilterRecord:
+    """A filter of an application, and what its reader got."""
+
+    wanted: Filter
+    reader: ReaderRecord
+    in_force_at: float
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class ReaderRecord:
+    """A reader of an application."""
+
+    label: str
+    got: list[tuple[float, int, int]] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+
+class EngineApp(App):
+    """An application that emits events, and has one reader with some filters."""
+
+    run: EngineRun
+
+    def start(self) -> None:
+        """Starts a new process."""
+        self.filters: dict[str, FilterRecord] = {}
+        self.reader: Matching | None = None
+        self.reading = ReaderRecord(f"{self.node.name}/{self.node.incarnation}")
+        self.emitting = 0
+        self.numbers = 0
+        super().start()
+
+    def ring_changed(self) -> None:
+        """Nothing: the bus follows the ring."""
+
+    def _begin(self) -> None:
+        self.process.loop.create_task(self._read())
+        self._live()
+
+    def _live(self) -> None:
+        run, random = self.run, self.random
+        if not run.active or self.leaving:
+            return
+        for _ in range(random.randint(1, run.events_max)):
+            if self.emitting < 3 * LIMITS["engine_untaken_events_max"]:
+                self.process.loop.create_task(self._emit())
+        draw = random.random()
+        if self.reader is not None and draw < 0.35 and len(self.filters) < FILTERS_MAX:
+            self.process.loop.create_task(self._add())
+        elif self.reader is not None and draw < 0.45 and self.filters:
+            self.process.loop.create_task(self._remove(random.choice(sorted(self.filters))))
+        self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
+
+    async def _emit(self) -> None:
+        """Emits an event and waits until it is taken. Numbers are counted as the bus does."""
+        run, world = self.run, self.run.world
+        attributes = {"a": self.random.randrange(6), "b": self.random.randrange(3)}
+        self.emitting += 1
+        bus, client = self.bus, self.record.client
+        try:
+            matching = bus._open_matching()
+            while True:
+                try:
+                    await matching.start()
+                    break
+                except ShoalError:
+                    await asyncio.sleep(RETRY_S)
+            run.exercised["emit waited"] += not matching._core.has_room
+            number = await self._emitted(bus, attributes)
+            if self.record.client != client:
+                return
+            record = EventRecord(client, number, attributes, world.now)
+            run.events[client, number] = record
+            run.exercised["event emitted"] += 1
+            while matching._core._floor <= number:
+                await asyncio.sleep(0.1)
+            record.taken_at = world.now
+        except (BusClosedError, EngineUnavailableError):
+            run.exercised["emit gave up"] += 1
+        finally:
+            self.emitting -= 1
+
+    async def _emitted(self, bus: Bus, attributes: dict[str, int]) -> int:
+        """Emits; the number is read in the same turn."""
+        matching = bus._open_matching()
+        while True:
+            try:
+                await bus.emit(attributes)
+                return matching._core._next - 1
+            except EngineUnavailableError:
+                await asyncio.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        run, world = self.run, self.run.world
+        reader = self.bus.match()
+        while self.reader is None:
+            try:
+                await reader.open()
+                self.reader = reader
+            except BusClosedError:
+                return
+            except ShoalError:
+                reader = self.bus.match()
+                await asyncio.sleep(RETRY_S)
+        try:
+            async for item in reader:
+                if isinstance(item, Gap):
+                    run.exercised["gap"] += 1
+                    self.reading.gaps.append(world.now)
+                else:
+                    run.exercised["event delivered"] += 1
+                    run.exercised["several matched"] += len(item.matched) > 1
+                    self.reading.got.append((world.now, item.publisher, item.sequence))
+                    run.check_matched(self, item.publisher, item.sequence, item.matched)
+                if self.slow:
+                    await asyncio.sleep(self.random.uniform(0.0, 0.05))
+        except BusClosedError:
+            if not self.leaving:
+                raise
+
+    async def _add(self) -> None:
+        run, world, reader = self.run, self.run.world, self.reader
+        assert reader is not None
+        text = self.random.choice((f"a = {self.random.randrange(6)}", f"b < {self.random.randrange(1, 3)}", "a > 3"))
+        name = f"{text} #{world.events_run}"
+        wanted = parse(text)
+        try:
+            run.wanted[name] = wanted
+            await reader.add(name, wanted)
+        except (BusClosedError, EngineUnavailableError):
+            run.exercised["filter not in force in time"] += 1
+            return
+        run.exercised["filter in force"] += 1
+        self.filters[name] = FilterRecord(wanted, self.reading, world.now)
+        run.filters.append(self.filters[name])
+
+    async def _remove(self, name: str) -> None:
+        record = self.filters.pop(name, None)
+        if record is not None and self.reader is not None:
+            record.ended_at = self.run.world.now
+            self.run.exercised["filter removed"] += 1
+            await self.reader.remove(name)
+
+    def _ended(self) -> None:
+        for record in self.filters.values():
+            record.ended_at = self.run.world.now
+        super()._ended()
+
+    def _leave(self) -> None:
+        """Applications stay."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether every event is taken, and everything that has come is read."""
+        matching = self.bus._matching if self.started else None
+        unread = matching is not None and matching._seat is not None and matching._seat.waiting
+        return (
+            self.started and not self.emitting and not unread and not (self.reader is not None and self.reader.waiting)
+        )
+
+
+class EngineRun(ChannelScenario):
+    """One seed of the scenario."""
+
+    calm_s = 3.0
+
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+        self.events: dict[tuple[int, int], EventRecord] = {}
+        self.filters: list[FilterRecord] = []
+        self.wanted: dict[str, Filter] = {}
+        self.unmatched: list[str] = []
+        self.engines: dict[str, EngineShell] = {}
+        self._seen: dict[int, EngineStatus] = {}
+        self.events_max = 3
+        super().__init__(seed, rules, trace)
+
+    def make_shape(self, options: FaultOptions) -> Shape:
+        """The common shape with small limits of the engine, and without what is particular to channels."""
+        shape = super().make_shape(options)
+        limits = msgspec.structs.replace(
+            shape.limits, **LIMITS, inbox_messages_max=4096, resend_messages_max=4096, drain_timeout_s=20.0
+        )
+        return replace(shape, limits=limits, clients=min(shape.clients, 5), full=False)
+
+    def make_app(self, node: Node) -> App:
+        """An application that emits and matches."""
+        return EngineApp(self, node)
+
+    def other_nodes(self) -> list[str]:
+        """The engines."""
+        names = [f"engine{number}" for number in range(1, ENGINES + 1)]
+        for name in names:
+            self.participant(name, "engine", self._engine)
+        return names
+
+    async def _engine(self, process: Process) -> None:
+        """The main task of an engine's process."""
+        limits, node = self.shape.limits, process.node
+        bus = Bus(COORDINATOR_URL, limits=limits, runtime=process.runtime, rules=self.rules)
+        while True:
+            try:
+                await bus.open()
+                break
+            except ShoalError:
+                await asyncio.sleep(RETRY_S)
+        async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
+            shell = EngineShell("main", bus, coordinator, f"{node.name}/{node.incarnation}", limits, self.rules)
+            self.engines[node.name] = shell
+            await shell.run()
+
+    def begin_safety(self) -> None:
+        """Looks at the engines from time to time."""
+        self._look()
+
+    def _look(self) -> None:
+        for status in [shell.status for shell in self.engines.values()]:
+            if status is not None and status.instance not in self._seen:
+                self.exercised["roll called"] += 1
+                self.exercised["take-over"] += bool(self._seen)
+            if status is not None:
+                before = self._seen.get(status.instance)
+                self.exercised["choked"] += status.choked - (before.choked if before is not None else 0)
+                self._seen[status.instance] = status
+        if self.active:
+            self.world.after(LOOK_S, self._look)
+
+    def faults_began(self) -> None:
+        """The engine that serves dies or sleeps from time to time."""
+        super().faults_began()
+        if not self.network.options.peaceful:
+            self._trouble()
+
+    def _trouble(self) -> None:
+        rng: Random = self.world.rng("engines")
+        if not self.faults.active:
+            return
+        self.world.after(rng.expovariate(2 / ENGINE_DIES_S), self._trouble)
+        serving = [name for name, shell in self.engines.items() if shell.status is not None]
+        if serving:
+            node = self.network.nodes[rng.choice(serving)]
+            if rng.random() < ENGINE_SLEEPS:
+                self.exercised["engine slept"] += 1
+                self.faults.pause(node, SLEEP_S)
+            else:
+                self.faults.crash(node)
+
+    # Checks
+
+    def check_matched(self, app: EngineApp, emitter: int, number: int, names: tuple[str, ...]) -> None:
+        """A reader got an event for these filters."""
+        event = self.events.get((emitter, number))
+        for name in names if event is not None else ():
+            assert event is not None
+            if not self.wanted[name].matches(event.attributes):
+                self.unmatched.append(f"{app.node.name} got {event.attributes} for {name}")
+
+    def quiet(self) -> bool:
+        """Whether all events are taken."""
+        apps = [app for app in self.apps if isinstance(app, EngineApp)]
+        routers = [app.router for app in self.apps if app.router is not None]
+        return (
+            len(routers) == len(self.apps)
+            and all(app.settled for app in apps)
+            and all(router.settled and not router.statistics().questions for router in routers)
+        )
+
+    def finish(self) -> bool:
+        """Counts what clients did."""
+        for app in self.apps:
+            self.count(app)
+        return False
+
+    def count(self, app: App) -> None:
+        """Adds the counters of an application."""
+        super().count(app)
+        if app.started and app.bus._matching is not None:
+            self.exercised["repeated event dropped"] += app.bus._matching._core.repeats
+
+    def recorded(self) -> list[object]:
+        """What happened."""
+        return [
+            [(event.emitter, event.number, event.at, event.taken_at) for event in self.events.values()],
+            [(one.in_force_at, one.ended_at, one.reader.got, one.reader.gaps) for one in self.filters],
+        ]
+
+    def judge(self) -> Verdict:
+        """Every event that a filter in force is owed has come once, in order, or a gap was reported."""
+        verdict = Verdict(messages=len(self.events))
+        readers = {id(one.reader): one.reader for one in self.filters}
+        got: dict[int, dict[tuple[int, int], float]] = {}
+        for key, reader in readers.items():
+            verdict.deliveries += len(reader.got)
+            verdict.gaps_reported += len(reader.gaps)
+            got[key] = self._check_order(reader, verdict)
+        for text in self.unmatched:
+            verdict.violate("unmatched", text)
+        for one in self.filters:
+            self._check_filter(one, got[id(one.reader)], verdict)
+        self._check_alarms(readers.values(), verdict)
+        if not self.quiet():
+            verdict.violate("unsettled", f"events are not taken at t={self.world.now:.3f}")
+        check_settled([], verdict)
+        return verdict
+
+    def _check_order(self, reader: ReaderRecord, verdict: Verdict) -> dict[tuple[int, int], float]:
+        seen: dict[tuple[int, int], float] = {}
+        last: defaultdict[int, int] = defaultdict(int)
+        for at, emitter, number in reader.got:
+            if (emitter, number) in seen:
+                verdict.duplicated += 1
+                verdict.violate("duplicated", f"{reader.label} got {number} of {emitter:x} again at t={at:.3f}")
+            elif number < last[emitter]:
+                verdict.reordered += 1
+                verdict.violate("reordered", f"{reader.label} got {number} of {emitter:x} after {last[emitter]}")
+            last[emitter] = max(last[emitter], number)
+            seen[emitter, number] = at
+        return seen
+
+    def _check_filter(self, one: FilterRecord, got: dict[tuple[int, int], float], verdict: Verdict) -> None:
+        gap_at = max(one.reader.gaps, default=-1.0)
+        for name, event in self.events.items():
+            if event.taken_at is None or event.at <= one.in_force_at or name in got or gap_at >= event.at:
+                continue
+            if one.ended_at is not None and event.taken_at + SETTLE_S > one.ended_at:
+                continue
+            if one.wanted.matches(event.attributes):
+                verdict.lost += 1
+                verdict.violate(
+                    "lost",
+                    f"{one.reader.label}: {event.number} of {event.emitter:x}, emitted {event.at:.3f}, "
+                    f"taken {event.taken_at:.3f}, for {one.wanted} in force {one.in_force_at:.3f}",
+                )
+
+    def _check_alarms(self, readers: Any, verdict: Verdict) -> None:
+        if self.calm:
+            for reader in readers:
+                for at in reader.gaps:
+                    verdict.violate("false alarm", f"{reader.label} got a gap at t={at:.3f} in a calm world")
+
+
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+    """Runs one seed; the same seed always gives the same outcome."""
+    return EngineRun(seed, rules, trace).execute()
