@@ -70,27 +70,32 @@ async def engine(cluster: LocalCluster) -> AsyncIterator[EngineShell]:
 
 
 async def test_events_reach_the_readers_whose_filters_match() -> None:
-    async with LocalCluster(1) as cluster, engine(cluster):
-        async with shoal.connect(cluster.url) as bus, shoal.connect(cluster.url) as other:
-            async with bus.match("class = 'STOCK' and volume > 300000") as big, other.match() as many:
-                await many.add_many({"yhoo": "symbol = 'YHOO'", "small": "volume < 10", "stock": "class = 'STOCK'"})
-                await other.emit({"class": "STOCK", "symbol": "YHOO", "volume": 310_000}, b"first", confirm=True)
-                await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"second", confirm=True)
-                first = await big.get(5)
-                assert isinstance(first, Match)
-                assert (first.payload, first.publisher, first.sequence) == (b"first", other.client_id, 1)
-                assert first.attributes == {"class": "STOCK", "symbol": "YHOO", "volume": 310_000}
-                one, two = await many.get(5), await many.get(5)
-                assert isinstance(one, Match)
-                assert isinstance(two, Match)
-                assert (one.payload, set(one.matched)) == (b"first", {"yhoo", "stock"})
-                assert (two.payload, set(two.matched)) == (b"second", {"small", "stock"})
-                await many.remove("stock", "small")
-                await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"third", confirm=True)
-                await other.emit({"symbol": "YHOO"}, b"fourth", confirm=True)
-                last = await many.get(5)
-                assert isinstance(last, Match)
-                assert last.payload == b"fourth"
+    async with (
+        LocalCluster(1) as cluster,
+        engine(cluster),
+        shoal.connect(cluster.url) as bus,
+        shoal.connect(cluster.url) as other,
+        bus.match("class = 'STOCK' and volume > 300000") as big,
+        other.match() as many,
+    ):
+        await many.add_many({"yhoo": "symbol = 'YHOO'", "small": "volume < 10", "stock": "class = 'STOCK'"})
+        await other.emit({"class": "STOCK", "symbol": "YHOO", "volume": 310_000}, b"first", confirm=True)
+        await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"second", confirm=True)
+        first = await big.get(5)
+        assert isinstance(first, Match)
+        assert (first.payload, first.publisher, first.sequence) == (b"first", other.client_id, 1)
+        assert first.attributes == {"class": "STOCK", "symbol": "YHOO", "volume": 310_000}
+        one, two = await many.get(5), await many.get(5)
+        assert isinstance(one, Match)
+        assert isinstance(two, Match)
+        assert (one.payload, set(one.matched)) == (b"first", {"yhoo", "stock"})
+        assert (two.payload, set(two.matched)) == (b"second", {"small", "stock"})
+        await many.remove("stock", "small")
+        await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"third", confirm=True)
+        await other.emit({"symbol": "YHOO"}, b"fourth", confirm=True)
+        last = await many.get(5)
+        assert isinstance(last, Match)
+        assert last.payload == b"fourth"
 
 
 async def test_an_engine_that_dies_loses_nothing() -> None:

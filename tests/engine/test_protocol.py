@@ -271,9 +271,9 @@ class World:
         wanted: list[tuple[App, Filter, float, float]] = list(self.ended)
         wanted += [(app, one, since, self.now) for app in self.apps for one, since in app.filters.values()]
         for app in self.apps:
-            for emitter, numbers in app.got.items():
+            for client_id, numbers in app.got.items():
                 if numbers != sorted(set(numbers)):
-                    self.violations.append(f"order: {app.number} got {numbers} of {emitter}")
+                    self.violations.append(f"order: {app.number} got {numbers} of {client_id}")
             if app.core.untaken:
                 self.violations.append(f"stuck: {app.core.untaken} events of {app.number} are not taken")
             if app.unanswered:

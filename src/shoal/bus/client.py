@@ -43,7 +43,7 @@ from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_patter
 from shoal.wire.identity import ClientKey
 
 if TYPE_CHECKING:
-    from shoal.bus.matching import BusMatching, Matching
+    from shoal.bus.matching import BusMatching, Matching, MatchingStatistics
     from shoal.bus.queues import BusQueues
     from shoal.queues.queue import Queue
 
@@ -443,12 +443,18 @@ class Bus:
         payload: bytes | str | bytearray | memoryview = b"",
         *,
         confirm: bool = False,
-    ) -> None:
-        """Emit an event to every reader with a filter that its attributes match. Returns when it is accepted; waits
-        while the engine has not taken too many earlier ones. With `confirm`, it returns when all deliveries of the
-        event are safe. Raises EventError for attributes that are not an event.
+    ) -> int:
+        """Emit an event to every reader with a filter that its attributes match; return its number. Returns when it is
+        accepted; waits while too many earlier ones are not delivered. With `confirm`, it returns when all deliveries of
+        the event are safe. Raises EventError for attributes that are not an event, and EngineUnavailableError if the
+        engine does not answer within `drain_timeout_s`.
         """
-        await self._open_matching().emit(attributes, _to_bytes(payload), confirm)
+        return await self._open_matching().emit(attributes, _to_bytes(payload), confirm)
+
+    @property
+    def matching(self) -> MatchingStatistics | None:
+        """Counts of `emit` and `match`; None before their first use."""
+        return None if self._matching is None else self._matching.statistics
 
     def _open_matching(self) -> BusMatching:
         shell = self.shell

@@ -59,6 +59,19 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _log: Final = get_log(__name__)
 
 
+class MatchingStatistics(msgspec.Struct, frozen=True):
+    """Counts of a bus that emits or matches."""
+
+    untaken: int
+    """Events that the engine has not delivered everywhere yet."""
+    waits: int
+    """How often `emit` has waited because there were too many of these."""
+    repeats: int
+    """Events that came again after an engine began again, and were dropped."""
+    unread: int
+    """Messages of the engine that wait, because a reader is full."""
+
+
 class Matching:
     """A reader of events. `async for` yields `Match`, and `Gap` where events may be missing."""
 
@@ -236,8 +249,7 @@ class BusMatching:
         self._rooms: deque[asyncio.Future[None]] = deque()
         self._closed = False
         self._flushing = False
-        self.waits = 0
-        """How often `emit` has waited because the engine had not taken earlier events."""
+        self._waits = 0
 
     # For applications
 
@@ -245,7 +257,13 @@ class BusMatching:
         """A new reader."""
         return Matching(self, where)
 
-    async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> None:
+    @property
+    def statistics(self) -> MatchingStatistics:
+        """The present counts."""
+        unread = self._seat.waiting if self._seat is not None else 0
+        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread)
+
+    async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> int:
         """Emit an event; see `Bus.emit`."""
         encoded = encode_event(attributes, self.limits)
         if len(payload) + len(encoded) + LETTER_ROOM > self.limits.payload_bytes_max:
@@ -255,7 +273,7 @@ class BusMatching:
             )
         await self.start()
         while not self._core.has_room:
-            self.waits += 1
+            self._waits += 1
             await self._wait_for_room()
         number = self._core.emit(encoded, payload, int(self._bus.runtime.wall() * 1e6))
         self._soon()
@@ -263,6 +281,7 @@ class BusMatching:
             done = asyncio.get_running_loop().create_future()
             self._taken.append((number, done))
             await self._answered(done, "the event is not delivered yet; it stays with this client")
+        return number
 
     async def _wait_for_room(self) -> None:
         waiter = asyncio.get_running_loop().create_future()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
@@ -18,14 +19,13 @@ from shoal.bus.client import Bus
 from shoal.bus.matching import Matching
 from shoal.engine.engine import EngineStatus
 from shoal.engine.shell import EngineShell
-from shoal.errors import BusClosedError, EngineUnavailableError, ShoalError
+from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.scenario import Outcome
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
-from shoal.lab.sim.scenarios.liveness import check_settled
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
@@ -80,9 +80,8 @@ CORNERS: Final = {
 
 @dataclass(slots=True)
 class EventRecord:
-    """An event that an application emitted."""
+    """An event that an application emitted. Its payload is its number."""
 
-    emitter: int
     number: int
     attributes: dict[str, int]
     at: float
@@ -104,7 +103,8 @@ class ReaderRecord:
     """A reader of an application."""
 
     label: str
-    got: list[tuple[float, int, int]] = field(default_factory=list)
+    got: list[tuple[float, int, int, int]] = field(default_factory=list)
+    """Time, emitter, its sequence number, and the number of the event."""
     gaps: list[float] = field(default_factory=list)
 
 
@@ -126,7 +126,7 @@ class EngineApp(App):
         """Nothing: the bus follows the ring."""
 
     def _begin(self) -> None:
-        self.process.loop.create_task(self._read())
+        self.process.loop.create_task(self._read_events())
         self._live()
 
     def _live(self) -> None:
@@ -144,45 +144,22 @@ class EngineApp(App):
         self.after(random.expovariate(1 / run.shape.burst_pause_s), self._live)
 
     async def _emit(self) -> None:
-        """Emits an event and waits until it is taken. Numbers are counted as the bus does."""
+        """Emits an event and waits until it is taken."""
         run, world = self.run, self.run.world
         attributes = {"a": self.random.randrange(6), "b": self.random.randrange(3)}
+        run.event_count += 1
+        record = run.events[run.event_count] = EventRecord(run.event_count, attributes, world.now)
+        run.exercised["event emitted"] += 1
         self.emitting += 1
-        bus, client = self.bus, self.record.client
         try:
-            matching = bus._open_matching()
-            while True:
-                try:
-                    await matching.start()
-                    break
-                except ShoalError:
-                    await asyncio.sleep(RETRY_S)
-            run.exercised["emit waited"] += not matching._core.has_room
-            number = await self._emitted(bus, attributes)
-            if self.record.client != client:
-                return
-            record = EventRecord(client, number, attributes, world.now)
-            run.events[client, number] = record
-            run.exercised["event emitted"] += 1
-            while matching._core._floor <= number:
-                await asyncio.sleep(0.1)
+            await self.bus.emit(attributes, b"%d" % record.number, confirm=True)
             record.taken_at = world.now
-        except (BusClosedError, EngineUnavailableError):
+        except (BusClosedError, ConnectError, SubscribeError):
             run.exercised["emit gave up"] += 1
         finally:
             self.emitting -= 1
 
-    async def _emitted(self, bus: Bus, attributes: dict[str, int]) -> int:
-        """Emits; the number is read in the same turn."""
-        matching = bus._open_matching()
-        while True:
-            try:
-                await bus.emit(attributes)
-                return matching._core._next - 1
-            except EngineUnavailableError:
-                await asyncio.sleep(RETRY_S)
-
-    async def _read(self) -> None:
+    async def _read_events(self) -> None:
         run, world = self.run, self.run.world
         reader = self.bus.match()
         while self.reader is None:
@@ -202,8 +179,9 @@ class EngineApp(App):
                 else:
                     run.exercised["event delivered"] += 1
                     run.exercised["several matched"] += len(item.matched) > 1
-                    self.reading.got.append((world.now, item.publisher, item.sequence))
-                    run.check_matched(self, item.publisher, item.sequence, item.matched)
+                    number = int(item.payload)
+                    self.reading.got.append((world.now, item.publisher, item.sequence, number))
+                    run.check_matched(self, number, item.matched)
                 if self.slow:
                     await asyncio.sleep(self.random.uniform(0.0, 0.05))
         except BusClosedError:
@@ -244,11 +222,10 @@ class EngineApp(App):
     @property
     def settled(self) -> bool:
         """Whether every event is taken, and everything that has come is read."""
-        matching = self.bus._matching if self.started else None
-        unread = matching is not None and matching._seat is not None and matching._seat.waiting
-        return (
-            self.started and not self.emitting and not unread and not (self.reader is not None and self.reader.waiting)
-        )
+        if not self.started or self.emitting or (self.reader is not None and self.reader.waiting):
+            return False
+        counts = self.bus.matching
+        return counts is None or not (counts.untaken or counts.unread)
 
 
 class EngineRun(ChannelScenario):
@@ -257,7 +234,8 @@ class EngineRun(ChannelScenario):
     calm_s = 3.0
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
-        self.events: dict[tuple[int, int], EventRecord] = {}
+        self.events: dict[int, EventRecord] = {}
+        self.event_count = 0
         self.filters: list[FilterRecord] = []
         self.wanted: dict[str, Filter] = {}
         self.unmatched: list[str] = []
@@ -338,11 +316,10 @@ class EngineRun(ChannelScenario):
 
     # Checks
 
-    def check_matched(self, app: EngineApp, emitter: int, number: int, names: tuple[str, ...]) -> None:
+    def check_matched(self, app: EngineApp, number: int, names: tuple[str, ...]) -> None:
         """A reader got an event for these filters."""
-        event = self.events.get((emitter, number))
-        for name in names if event is not None else ():
-            assert event is not None
+        event = self.events[number]
+        for name in names:
             if not self.wanted[name].matches(event.attributes):
                 self.unmatched.append(f"{app.node.name} got {event.attributes} for {name}")
 
@@ -365,13 +342,14 @@ class EngineRun(ChannelScenario):
     def count(self, app: App) -> None:
         """Adds the counters of an application."""
         super().count(app)
-        if app.started and app.bus._matching is not None:
-            self.exercised["repeated event dropped"] += app.bus._matching._core.repeats
+        if app.started and (counts := app.bus.matching) is not None:
+            self.exercised["repeated event dropped"] += counts.repeats
+            self.exercised["emit waited"] += counts.waits
 
     def recorded(self) -> list[object]:
         """What happened."""
         return [
-            [(event.emitter, event.number, event.at, event.taken_at) for event in self.events.values()],
+            [(event.number, event.at, event.taken_at) for event in self.events.values()],
             [(one.in_force_at, one.ended_at, one.reader.got, one.reader.gaps) for one in self.filters],
         ]
 
@@ -379,7 +357,7 @@ class EngineRun(ChannelScenario):
         """Every event that a filter in force is owed has come once, in order, or a gap was reported."""
         verdict = Verdict(messages=len(self.events))
         readers = {id(one.reader): one.reader for one in self.filters}
-        got: dict[int, dict[tuple[int, int], float]] = {}
+        got: dict[int, set[int]] = {}
         for key, reader in readers.items():
             verdict.deliveries += len(reader.got)
             verdict.gaps_reported += len(reader.gaps)
@@ -391,27 +369,26 @@ class EngineRun(ChannelScenario):
         self._check_alarms(readers.values(), verdict)
         if not self.quiet():
             verdict.violate("unsettled", f"events are not taken at t={self.world.now:.3f}")
-        check_settled([], verdict)
         return verdict
 
-    def _check_order(self, reader: ReaderRecord, verdict: Verdict) -> dict[tuple[int, int], float]:
-        seen: dict[tuple[int, int], float] = {}
+    def _check_order(self, reader: ReaderRecord, verdict: Verdict) -> set[int]:
+        seen: set[int] = set()
         last: defaultdict[int, int] = defaultdict(int)
-        for at, emitter, number in reader.got:
-            if (emitter, number) in seen:
+        for at, emitter, sequence, number in reader.got:
+            if number in seen:
                 verdict.duplicated += 1
-                verdict.violate("duplicated", f"{reader.label} got {number} of {emitter:x} again at t={at:.3f}")
-            elif number < last[emitter]:
+                verdict.violate("duplicated", f"{reader.label} got {number} again at t={at:.3f}")
+            elif sequence < last[emitter]:
                 verdict.reordered += 1
-                verdict.violate("reordered", f"{reader.label} got {number} of {emitter:x} after {last[emitter]}")
-            last[emitter] = max(last[emitter], number)
-            seen[emitter, number] = at
+                verdict.violate("reordered", f"{reader.label} got {sequence} of {emitter:x} after {last[emitter]}")
+            last[emitter] = max(last[emitter], sequence)
+            seen.add(number)
         return seen
 
-    def _check_filter(self, one: FilterRecord, got: dict[tuple[int, int], float], verdict: Verdict) -> None:
+    def _check_filter(self, one: FilterRecord, got: set[int], verdict: Verdict) -> None:
         gap_at = max(one.reader.gaps, default=-1.0)
-        for name, event in self.events.items():
-            if event.taken_at is None or event.at <= one.in_force_at or name in got or gap_at >= event.at:
+        for event in self.events.values():
+            if event.taken_at is None or event.at <= one.in_force_at or event.number in got or gap_at >= event.at:
                 continue
             if one.ended_at is not None and event.taken_at + SETTLE_S > one.ended_at:
                 continue
@@ -419,11 +396,11 @@ class EngineRun(ChannelScenario):
                 verdict.lost += 1
                 verdict.violate(
                     "lost",
-                    f"{one.reader.label}: {event.number} of {event.emitter:x}, emitted {event.at:.3f}, "
-                    f"taken {event.taken_at:.3f}, for {one.wanted} in force {one.in_force_at:.3f}",
+                    f"{one.reader.label}: event {event.number}, emitted {event.at:.3f}, taken {event.taken_at:.3f}, "
+                    f"for {one.wanted} in force {one.in_force_at:.3f}",
                 )
 
-    def _check_alarms(self, readers: Any, verdict: Verdict) -> None:
+    def _check_alarms(self, readers: Iterable[ReaderRecord], verdict: Verdict) -> None:
         if self.calm:
             for reader in readers:
                 for at in reader.gaps:
