@@ -20,6 +20,7 @@ from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
+    ENGINE_CHILD,
     WINDOWS_JOB,
     AgentCommand,
     ServerPart,
@@ -29,6 +30,7 @@ from shoal.cluster.parts import (
     answers,
     make_agent,
     make_balancer,
+    make_engine,
     make_windows_job,
     start_server,
     store_agent,
@@ -318,6 +320,12 @@ class Fleet:
             new = self._directory.targets_file.with_suffix(".new")
             write_private(new, self._metrics.targets(pages))
             new.replace(self._directory.targets_file)
+
+    async def start_engine(self) -> None:
+        """Starts the engine."""
+        child = make_engine(self._directory, self._timing, self._changed)
+        self._children[ENGINE_CHILD] = child
+        await child.start()
 
     async def start_windows_job(self, environment: Mapping[str, str]) -> None:
         """Starts the Spark job that folds load windows."""

@@ -25,7 +25,7 @@ from typing import ClassVar, Final, Self
 
 from shoal.balance.balancer_options import DEFAULT_OPTIONS
 from shoal.balance.window_source import Way
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ENGINE, PIPELINE, READER
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
@@ -65,6 +65,7 @@ _USED_BY: Final = {
     "agent": frozenset({AGENT}),
     "balancer": frozenset({ADMIN, READER}),
     "pipeline": frozenset({PIPELINE}),
+    "engine": frozenset({ENGINE}),
 }
 """The roles whose passwords the processes of a kind use."""
 
@@ -82,9 +83,10 @@ class LocalCluster:
     (`shoal.config.environment_of`). `max_out_bytes_per_s` is the capacity of each server. If `windows` is Spark, a
     Spark job folds load windows for the balancers. With `tls` all connections use TLS, with certificates of an
     authority of the cluster's own; None means `default_tls`. `metrics` are the ports of metrics pages. `stores` is the
-    number of stores at first; balancers add one when the first queue is created. The end of a cluster with stores keeps
-    its data in `state_dir`. With `resume`, a cluster in `state_dir` whose supervisor was killed, or that was stopped
-    and has stores, is continued: the same servers, stores, ports, passwords, key and plan. Messages that its servers
+    number of stores at first; balancers add one when the first queue is created. With `engine`, an engine matches
+    events. The end of a cluster with stores keeps its data in `state_dir`. With `resume`, a cluster in `state_dir`
+    whose supervisor was killed, or that was stopped and has stores, is continued: the same servers, stores, ports,
+    passwords, key and plan. Messages that its servers
     had recorded are gone.
     """
 
@@ -101,6 +103,7 @@ class LocalCluster:
         timing: Timing = DEFAULT_TIMING,
         agent_command: AgentCommand = shoal_agent,
         balancers: int = 0,
+        engine: bool = False,
         policy: str = "shoal",
         auto: bool = True,
         servers_min: int | None = None,
@@ -132,6 +135,7 @@ class LocalCluster:
         """The servers that the start waits for; None means all."""
         self._agent_command = with_metrics(limited(agent_command, max_out_bytes_per_s), metrics)
         self._balancers = balancers
+        self._with_engine = engine
         least = servers if servers_min is None else servers_min
         most = max(servers, DEFAULT_OPTIONS.servers_max) if servers_max is None else servers_max
         self._balancer_flags = (
@@ -469,6 +473,8 @@ class LocalCluster:
             await self.wait_until_ready()
             if self._windows is Way.SPARK and self._balancers:
                 await fleet.start_windows_job(self._balancer_environment)
+            if self._with_engine:
+                await fleet.start_engine()
         await self._stack.enter_async_context(serve_requests(self, self.ended.set))
         self._entered = True
 

@@ -34,6 +34,7 @@ AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
 URL_VARIABLE: Final = "SHOAL_URL"
 WINDOWS_JOB: Final = "load-windows"
+ENGINE_CHILD: Final = "engine-main-1"
 _ANSWER_TIMEOUT_S: Final = 1.0
 
 
@@ -195,6 +196,21 @@ def make_balancer(
         log,
         timing,
         launch=lambda: process.start(words, log, environment),
+        ready=_at_once,
+        changed=changed,
+    )
+
+
+def make_engine(directory: StateDir, timing: Timing, changed: Callable[[], None]) -> Child:
+    """The engine of a local cluster, not yet started. Clients see when it serves."""
+    words = [sys.executable, "-m", "shoal.cli", "engine", "run", "--state-dir", str(directory.root)]
+    log = directory.log(ENGINE_CHILD)
+    return Child(
+        ENGINE_CHILD,
+        "engine",
+        log,
+        timing,
+        launch=lambda: process.start(words, log),
         ready=_at_once,
         changed=changed,
     )

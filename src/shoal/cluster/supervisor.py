@@ -40,6 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--windows", type=Way, default=Way.IN_PROCESS)
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--stores", type=int, default=0)
+    parser.add_argument("--engine", action="store_true")
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
@@ -71,6 +72,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
         windows=args.windows,
         tls=args.tls,
         stores=args.stores,
+        engine=args.engine,
     )
     task = asyncio.current_task()
     assert task is not None

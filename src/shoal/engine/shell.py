@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.engine.engine import Engine, EngineStatus
+from shoal.engine.engine_report import EngineReport, encode_report, lease_name, report_key, serving_key
 from shoal.engine.exit_point import Post
 from shoal.engine.messages import LANES, call_channel, decode_letter, encode, lane_channel, seat_channel
 from shoal.errors import ConnectError, CoordinatorError, NotConfirmedError, ProtocolError, ShoalError
@@ -27,6 +28,7 @@ from shoal.runtime import TIMER_GRAIN_S
 
 ROLL_EVERY_S: Final = 0.5
 """How often all clients are told which instance is in force."""
+REPORT_EVERY_S: Final = 1.0
 CLOCK_SHARE: Final = 0.1
 """The share of a lease that is given up, because clocks do not run equally fast."""
 
@@ -105,12 +107,10 @@ class EngineShell:
 
     async def _take_lease(self) -> None:
         self._asked_at = asyncio.get_running_loop().time()
-        self._lease = await self._coordinator.acquire(
-            f"engines/{self._name}", self._holder, self._limits.server_lease_s
-        )
+        self._lease = await self._coordinator.acquire(lease_name(self._name), self._holder, self._limits.server_lease_s)
 
     async def _serve(self, lease: Lease) -> None:
-        key = f"engines/{self._name}/serving"
+        key = serving_key(self._name)
         stored = await self._coordinator.get(key)
         predecessor = 0 if stored is None else int(stored.value)
         loop = asyncio.get_running_loop()
@@ -130,6 +130,7 @@ class EngineShell:
             await self._coordinator.put(key, b"%d" % core.instance, fence=lease)
             core.serve()
             self._awake.set()
+            group.create_task(self._report(core, lease))
             _log.info("engine serves", engine=self._name, instance=core.instance, clients=core.status().clients)
 
     async def _end(self) -> None:
@@ -158,6 +159,15 @@ class EngineShell:
             if posted is not None:
                 posted.add_done_callback(_forget)
             await asyncio.sleep(ROLL_EVERY_S)
+
+    async def _report(self, core: Engine, lease: Lease) -> None:
+        """Writes the counts down from time to time."""
+        while True:
+            status = core.status()
+            report = EngineReport(**{name: getattr(status, name) for name in EngineReport.__struct_fields__})
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.put(report_key(self._name), encode_report(report), fence=lease)
+            await asyncio.sleep(REPORT_EVERY_S)
 
     # Work
 
