@@ -6,8 +6,8 @@ scripts: every message carries a number in its payload, and the store's keys are
 The promises: an accepted message is processed (lost, starved), messages of a producer and key in order (reordered), by
 one consumer at a time (overlapped), which holds the key when a message starts (unowned); a confirmed `done` is final
 (redone) and true (stale done, false alarm); an id is accepted once (accepted twice); a dead letter has had its attempts
-(early dead letter); the queue stays within its bound (over bound) and an empty one keeps nothing but what it must
-remember (growth).
+(early dead letter); the queue stays within its bound (over bound), an empty one keeps nothing but what it must
+remember (growth), and statistics count every message that is certainly there (undercounted).
 """
 
 from __future__ import annotations
@@ -89,6 +89,19 @@ class QueueHistory:
         self.starts.append(started)
         return started
 
+    def surely_stored(self, since: float, attempts_max: int) -> int:
+        """How many messages were in the queue from a time until now: accepted before, and neither done nor failed nor
+        at their last attempt."""
+        starts = Counter(start.number for start in self.starts)
+        ended = {start.number for start in self.starts if start.end in ("done", "fail")}
+        return sum(
+            put.outcome == ACCEPTED
+            and (put.answered_at or since) < since
+            and put.number not in ended
+            and starts[put.number] < attempts_max
+            for put in self.puts.values()
+        )
+
     def process_ended(self, name: str, at: float) -> None:
         """A process crashed: its jobs ended with it."""
         for start in self.starts:
@@ -137,8 +150,10 @@ class StoredQueue:
 
     def leftovers(self) -> Iterator[bytes]:
         """Keys that an empty queue without consumers should not have."""
-        kept: Final = (b"conf", b"state", b"work", b"dead", b"turns", b"leases", b"waiting", b"shards")
+        kept: Final = (b"conf", b"entry", b"state", b"work", b"dead", b"turns", b"leases", b"waiting", b"shards")
         for key in self.values:
+            if not key.startswith(self.prefix):
+                continue
             name = key.removeprefix(self.prefix)
             shards = b":ids:" in name or name.endswith(b":dead")
             if name not in kept and not shards and not name.startswith(b"producers:"):
