@@ -42,6 +42,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import Runtime
 
 MOVE_ORDER: Final = rule("move_order", "A message waits behind earlier ones of its shard that a moving shard refused.")
+FRESH_PLACES: Final = rule("fresh_places", "Operations on a whole queue read first where its shards are.")
 
 ID_BITS: Final = 64
 PAGE: Final = 256
@@ -455,7 +456,7 @@ class Queue:
 
     async def _current(self) -> QueueEntry:
         """The entry as the plan has it now. A client that neither puts nor takes does not hear of moves otherwise."""
-        if self._entry is not None:
+        if self._entry is not None and FRESH_PLACES in self._context.rules:
             self._take_entry(await self._context.find(self.name))
         return await self._open()
 

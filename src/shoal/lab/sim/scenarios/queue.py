@@ -60,12 +60,21 @@ from shoal.queues.job import Job
 from shoal.queues.keyspace.collections import Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
-from shoal.queues.queue import MOVE_ORDER, NewMessage, Queue
+from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, NewMessage, Queue
 from shoal.queues.script_loader import RULES
 from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, MOVE_ORDER)
+BREAKS: Final = (
+    *RULES,
+    SAFE_PUT,
+    WAKE_POLL,
+    GIVE_AT_BOUNDARY,
+    LEASE_BEFORE_START,
+    MOVE_CONFIRM,
+    MOVE_ORDER,
+    FRESH_PLACES,
+)
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -283,6 +292,8 @@ class QueueRun(Scenario):
 
     def begin_safety(self) -> None:
         """Shards begin to move."""
+        if not self.formed():
+            self.violated("unsettled", f"the queue was not created by t={self.world.now:.3f}, before any fault")
         if self.store_count > 1:
             self.operator.start()
 
@@ -501,9 +512,14 @@ class QueueRun(Scenario):
 
     def quiet(self) -> bool:
         """Whether producers have ended, no shard moves and the queue is empty, or nothing will change any more."""
-        moves = self._moves or any(key.endswith(b":ship") for name in self.stores for key in self.values(name))
-        work = moves or self.operator.asked or bool(self._stored.numbers(_number_of))
+        work = not self._settled or bool(self._stored.numbers(_number_of))
         return not self.producing and (not work or self.world.now > 200.0)
+
+    @property
+    def _settled(self) -> bool:
+        """Whether no shard moves, no request waits, and no store has something to drop."""
+        ships = any(key.endswith(b":ship") for name in self.stores for key in self.values(name))
+        return not ships and not self._moves and not self.operator.asked
 
     def judge(self) -> Verdict:
         """The verdict on everything so far."""
@@ -520,6 +536,8 @@ class QueueRun(Scenario):
             for name in COUNTED if jobs.started else ():
                 self.exercised[f"consumer {name}"] += sum(core.counters[name] for core in jobs.cores)
             self.exercised["key rehomed"] += jobs.rehomed
+        if not self._settled:
+            verdict.violate("unsettled", f"a move or a request has not ended: {self.operator.entry}")
         stored = self._stored
         numbers = stored.numbers(_number_of)
         for name in self.stores:
