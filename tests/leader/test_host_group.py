@@ -22,12 +22,12 @@ class LateCoordinator:
         self.group: dict[str, bytes] = {}
         self.may_answer = asyncio.Event()
         self.news: asyncio.Queue[dict[str, bytes]] = asyncio.Queue()
-        self.asked = 0
+        self.asked = asyncio.Event()
 
     async def members(self, group: str) -> dict[str, bytes]:
         """The members at the time of the question."""
         found = dict(self.group)
-        self.asked += 1
+        self.asked.set()
         await self.may_answer.wait()
         return found
 
@@ -42,8 +42,7 @@ async def test_a_late_reply_does_not_replace_the_members_that_the_watch_delivere
     group = HostGroup(cast(Coordinator, coordinator), "stores", changed)
     following = asyncio.create_task(group.follow())
     loading = asyncio.create_task(group.load())
-    while not coordinator.asked:
-        await asyncio.sleep(0)
+    await coordinator.asked.wait()
     coordinator.group = {"q1": msgspec.msgpack.encode(Q1)}
     coordinator.news.put_nowait(coordinator.group)
     await changed.wait()
