@@ -42,6 +42,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import Runtime
 
 MOVE_ORDER: Final = rule("move_order", "A message waits behind earlier ones of its shard that a moving shard refused.")
+RETURN_CHECK: Final = rule("return_check", "A client reads the plan before it uses a store that was away.")
 FRESH_PLACES: Final = rule("fresh_places", "Operations on a whole queue read first where its shards are.")
 
 ID_BITS: Final = 64
@@ -428,7 +429,13 @@ class Queue:
             assert address is not None
             context, name = self._context, f"shoal-queue:{self._number:016x}"
             link = StoreLink(
-                address, context.login, name, self._limits, context.runtime, lambda: self._connection_lost(store)
+                address,
+                context.login,
+                name,
+                self._limits,
+                context.runtime,
+                lambda: self._connection_lost(store),
+                lambda: self._store_returned(store),
             )
             producer = b"%016x" % self._number
             path = _StorePath(link, ProducerCore(self.name, producer, self._entry.version, self._limits, context.rules))
@@ -438,6 +445,15 @@ class Queue:
     def _connection_lost(self, store: str) -> None:
         for jobs in self._job_streams:
             jobs.connection_lost(store)
+
+    async def _store_returned(self, store: str) -> bool:
+        """A store answers again. Its shards may have been abandoned meanwhile, so the entry is read before the store
+        gets anything. Without the coordinator the known entry counts. Returns whether the path is still used."""
+        path = self._paths.get(store)
+        if RETURN_CHECK in self._context.rules:
+            with contextlib.suppress(ShoalError):
+                self._take_entry(await self._context.find(self.name))
+        return path is not None and self._paths.get(store) is path
 
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:

@@ -1,0 +1,92 @@
+"""A store whose shards were abandoned comes back: clients that knew it look at the plan before they use it again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from tests.support.queue_store import store_server
+from tests.support.redis_server import RedisServer
+
+from shoal.errors import QueueNotFoundError, QueueUnavailableError
+from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_mover import abandon
+from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.ring import ServerAddress
+from shoal.queues.queue import Queue, QueueContext
+from shoal.runtime import PRODUCTION
+
+NAME = "orders"
+SETTINGS = QueueSettings(shards=2)
+LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=20.0, queue_put_timeout_s=30.0)
+"""A busy machine may take long to start a server."""
+
+
+class Plan:
+    """The plan entry of one queue, which a test changes."""
+
+    def __init__(self, first: RedisServer, second: RedisServer) -> None:
+        self.stores = [ServerAddress(f"q{n}", one.host, one.port) for n, one in enumerate((first, second), 1)]
+        self.entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, (self.stores[0],), (0, 0))
+        self.away = False
+
+    async def find(self, name: str) -> QueueEntry:
+        if self.away:
+            raise QueueUnavailableError("the coordinator does not answer", do="wait")
+        return self.entry
+
+    def queue(self) -> Queue:
+        context = QueueContext(LIMITS, PRODUCTION, lambda: (None, None), self.find)
+        queue = Queue(NAME, context, lambda _: queue)
+        return queue
+
+
+@asynccontextmanager
+async def one_message_on_the_first_store(plan: Plan) -> AsyncIterator[Queue]:
+    """A client that has put a message, and whose store dies and comes back."""
+    queue = plan.queue()
+    await queue.create(SETTINGS)
+    await queue.put(b"before", key="k")
+    try:
+        yield queue
+    finally:
+        await queue.aclose()
+
+
+async def restart(server: RedisServer) -> None:
+    await asyncio.to_thread(server.kill)
+    await asyncio.to_thread(server.start)
+
+
+async def test_a_put_of_a_client_with_the_old_entry_is_not_stranded_on_the_abandoned_store() -> None:
+    with store_server() as first, store_server() as second:
+        plan = Plan(first, second)
+        async with one_message_on_the_first_store(plan) as client:
+            old, gone = plan.queue(), plan.entry
+            plan.entry = abandon(plan.entry, ["q1"], plan.stores[1], 2)
+            new = plan.queue()
+            await new.create(SETTINGS)
+            await restart(first)
+            with pytest.raises((QueueUnavailableError, QueueNotFoundError)):
+                await client.put(b"after", key="k")
+            await client.put(b"again", key="k")
+            assert [message.payload for message in await new.peek("k")] == [b"again"]
+            plan.entry = gone
+            assert [message.payload for message in await old.peek("k")] == [b"before"]
+            await old.aclose()
+            await new.aclose()
+
+
+async def test_a_store_that_comes_back_is_used_although_the_plan_cannot_be_read() -> None:
+    with store_server() as first, store_server() as second:
+        plan = Plan(first, second)
+        async with one_message_on_the_first_store(plan) as client:
+            plan.away = True
+            await restart(first)
+            await client.put(b"after", key="k")
+            plan.away = False
+            assert [message.payload for message in await client.peek("k")] == [b"before", b"after"]
