@@ -14,10 +14,13 @@ from tests.support.redis_server import RedisServer
 from shoal.errors import QueueNotFoundError, QueueUnavailableError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_mover import abandon
+from shoal.plan.queue_mover import abandon, first_states, settings_at
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
-from shoal.queues.queue import Queue, QueueContext
+from shoal.queues.message_format import check_queue_name
+from shoal.queues.queue import ENTRY_AGE_S_MAX, Queue, QueueContext
+from shoal.queues.script_loader import load_scripts
+from shoal.queues.store_link import StoreLink
 from shoal.runtime import PRODUCTION
 
 NAME = "orders"
@@ -71,6 +74,7 @@ async def test_a_put_of_a_client_with_the_old_entry_is_not_stranded_on_the_aband
             new = plan.queue()
             await new.create(SETTINGS)
             await restart(first)
+            await asyncio.sleep(ENTRY_AGE_S_MAX)  # shards are abandoned only after the lease of their store
             with pytest.raises((QueueUnavailableError, QueueNotFoundError)):
                 await client.put(b"after", key="k")
             await client.put(b"again", key="k")
@@ -90,3 +94,30 @@ async def test_a_store_that_comes_back_is_used_although_the_plan_cannot_be_read(
             await client.put(b"after", key="k")
             plan.away = False
             assert [message.payload for message in await client.peek("k")] == [b"before", b"after"]
+
+
+async def test_a_producer_goes_on_at_a_store_that_keeps_its_shards_under_the_new_version() -> None:
+    """The store remembers the batches that the producer sent before; new ones are no repetitions."""
+    with store_server() as first, store_server() as second:
+        plan = Plan(first, second)
+        plan.entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, (plan.stores[0], plan.stores[1]), (0, 1))
+        key = next(f"k{n}" for n in range(100) if plan.entry.shard_of(b"k%d" % n) == 1)
+        client = plan.queue()
+        await client.create(SETTINGS)
+        await client.put(b"before", key=key)
+        plan.entry = abandon(plan.entry, ["q1"], plan.stores[1], 2)
+        await renew(plan.entry, plan.stores[1])
+        assert (await client.stats()).messages == 1
+        await client.put(b"after", key=key)
+        assert [message.payload for message in await client.peek(key)] == [b"before", b"after"]
+        await client.aclose()
+
+
+async def renew(entry: QueueEntry, store: ServerAddress) -> None:
+    """What the agent of a store does with its shards when those of another were abandoned."""
+    link = StoreLink(store, lambda: (None, None), "agent", LIMITS, PRODUCTION, lambda: None)
+    words = [b"%d" % word for word in settings_at(entry, store.id).words(entry.version)]
+    letters = first_states(entry, store.id).encode()
+    numbers = [b"%d" % entry.version, b"%d" % entry.revision]
+    await link.run(load_scripts().ship, check_queue_name(NAME), [b"renew", *numbers, letters, *words])
+    await link.close()

@@ -41,8 +41,8 @@ _FULL: Final = ("OOM", "MISCONF")
 
 
 class StoreLink:
-    """A client's way to one store. `lost` is called after each end of a connection, `returned` when the store answers
-    again, before it is used: it returns whether the client still uses this link."""
+    """A client's way to one store. `opened` is called with each new connection, before it is used, and returns whether
+    the client still uses this link; `lost` is called after each end of a connection."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class StoreLink:
         limits: Limits,
         runtime: Runtime,
         lost: Callable[[], None],
-        returned: Callable[[], Awaitable[bool]] | None = None,
+        opened: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.address = address
         self._login = login
@@ -60,7 +60,7 @@ class StoreLink:
         self._limits = limits
         self._runtime = runtime
         self._lost = lost
-        self._returned = returned
+        self._opened = opened
         self._inboxes: dict[bytes, Callable[[bytes], None]] = {}
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
@@ -154,7 +154,7 @@ class StoreLink:
             self._failed = True
             await connection.open()
             try:
-                if self._connection is not None and self._returned is not None and not await self._returned():
+                if self._opened is not None and not await self._opened():
                     raise ConnectError(f"{self.address.id} is not used any more")
                 if self._inboxes:
                     await connection.ask(*((b"SUBSCRIBE", channel) for channel in self._inboxes))

@@ -42,7 +42,7 @@ from shoal.lab.sim.scenarios.queue_history import (
     QueueHistory,
     StoredQueue,
 )
-from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, merged
+from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, counts, merged
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.leader.leader_timeouts import LeaderTiming
@@ -60,7 +60,7 @@ from shoal.queues.job import Job
 from shoal.queues.keyspace.collections import Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
-from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, NewMessage, Queue
+from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, NewMessage, Queue
 from shoal.queues.script_loader import RULES
 from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
@@ -74,6 +74,7 @@ BREAKS: Final = (
     MOVE_CONFIRM,
     MOVE_ORDER,
     FRESH_PLACES,
+    RETURN_CHECK,
 )
 """The rules that this scenario tests."""
 
@@ -128,6 +129,8 @@ TIMING: Final = LeaderTiming(keeper_lease_s=1.0)
 LEADERS: Final = ("leader-0", "leader-1")
 SERVER: Final = "s1"
 BUS_SHARE: Final = 0.125
+LOSS_SHARE: Final = 0.5
+"""In this share of the runs without other faults and with several stores, shards of one are abandoned."""
 OBSERVE_S: Final = 0.5
 """About how often the observer reads the statistics."""
 POISON_SHARE: Final = 0.03
@@ -184,6 +187,7 @@ class QueueRun(Scenario):
         self.store_count = rng.choice((1, 2, 2, 3))
         self.move_every_s = rng.choice((0.3, 1.0, 3.0))
         self.with_bus = rng.random() < BUS_SHARE
+        self.loses_store = options.peaceful and self.store_count > 1 and rng.random() < LOSS_SHARE
         self.limits: Limits = msgspec.structs.replace(
             LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
         )
@@ -212,6 +216,8 @@ class QueueRun(Scenario):
             self.participant(name, "consumer", self._consume)
         if self.store_count > 1:
             self.participant("observer", "observer", self._observe)
+        if self.loses_store:
+            self.participant("sleeper", "producer", self._sleep)
         clients = [*producers, *consumers]
         machines = [*agents, *LEADERS, "coordinator", *others]
         return FaultTargets([*names, *machines, *clients], [*machines, *clients], [*names, *machines, *clients])
@@ -296,6 +302,8 @@ class QueueRun(Scenario):
             self.violated("unsettled", f"the queue was not created by t={self.world.now:.3f}, before any fault")
         if self.store_count > 1:
             self.operator.start()
+        if self.loses_store:
+            self.operator.lose_store()
 
     def go_on(self) -> None:
         """The last move ends."""
@@ -388,6 +396,19 @@ class QueueRun(Scenario):
                 await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
         self.producing.discard(me)
 
+    async def _sleep(self, process: Process) -> None:
+        """A producer that is silent while a store is away, and puts when it is back."""
+        me = f"{process.node.name}/{process.node.incarnation}"
+        rng = self.world.rng(f"app/{me}")
+        keys, ids = [f"k{number}" for number in range(self.key_count)], [""] * self.key_count
+        async with self._queue(process) as queue:
+            await self._create(queue)
+            await self._put(queue, me, rng, keys, ids, False, "raise")
+            while not self.operator.returned:  # noqa: ASYNC110 - clients share no event loop
+                await asyncio.sleep(0.05)
+            self.exercised["put after the return"] += 1
+            await self._put(queue, me, rng, keys, ids, False, "raise")
+
     async def _put_some(self, queue: Queue, me: str, rng: Random, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
         count = rng.choice((1, 1, 1, 3, 8))
@@ -467,7 +488,7 @@ class QueueRun(Scenario):
             number = number_in(job.payload)
             again = any(start.number == number for start in self.history.starts)
             self.exercised["redelivered"] += again
-            if self._stored.token_of(job.key) != core.key.token:
+            if self._stored.token_of(job.key) != core.key.token and not self.history.is_abandoned(number):
                 text = f"{number} of {job.key!r} started at {me} at t={self.world.now:.3f}, which does not hold the key"
                 self.violated("unowned", text)
             start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
@@ -500,7 +521,7 @@ class QueueRun(Scenario):
     def _stored(self) -> StoredQueue:
         if self.store_count == 1:
             return StoredQueue(self.values(STORES[0]), self.prefix)
-        stores = [(name, self.values(name)) for name in self.stores]
+        stores = [(name, self.values(name)) for name in self.current_stores]
         entry = self.operator.entry
         return StoredQueue(merged(entry, stores, self.prefix) if entry is not None else {}, self.prefix)
 
@@ -516,9 +537,15 @@ class QueueRun(Scenario):
         return not self.producing and (not work or self.world.now > 200.0)
 
     @property
+    def current_stores(self) -> list[str]:
+        """All stores but those where the queue was abandoned."""
+        entry = self.operator.entry
+        return [name for name in self.stores if entry is None or counts(entry, name, self.values(name), self.prefix)]
+
+    @property
     def _settled(self) -> bool:
         """Whether no shard moves, no request waits, and no store has something to drop."""
-        ships = any(key.endswith(b":ship") for name in self.stores for key in self.values(name))
+        ships = any(key.endswith(b":ship") for name in self.current_stores for key in self.values(name))
         return not ships and not self._moves and not self.operator.asked
 
     def judge(self) -> Verdict:
@@ -540,7 +567,7 @@ class QueueRun(Scenario):
             verdict.violate("unsettled", f"a move or a request has not ended: {self.operator.entry}")
         stored = self._stored
         numbers = stored.numbers(_number_of)
-        for name in self.stores:
+        for name in self.current_stores:
             one = StoredQueue(self.values(name), stored.prefix)
             if not numbers and (left := sorted(one.leftovers())):
                 verdict.violate("growth", f"an empty queue keeps {left[:3]} on {name}")

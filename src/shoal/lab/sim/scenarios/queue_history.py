@@ -36,6 +36,8 @@ class Put:
     called_at: float
     outcome: str = UNKNOWN
     answered_at: float | None = None
+    abandoned: bool = False
+    """Whether an operator gave up the shard of its key after the call."""
 
 
 @dataclass(slots=True)
@@ -81,6 +83,10 @@ class QueueHistory:
         """Record that a message was handed out, and check that no other consumer holds its key."""
         if number not in self.puts:
             self.violations.append(("invented", f"{consumer} got a message that was never put"))
+        if self.is_abandoned(number):
+            started = Start(number, key, consumer, at, holds)
+            self.starts.append(started)
+            return started
         other = self._last.get(key)
         if other is not None and other.ended_at is None and other.consumer != consumer and other.holds():
             what = f"{key} went to {consumer} at t={at:.3f}, while {other.consumer} held it"
@@ -96,11 +102,24 @@ class QueueHistory:
         ended = {start.number for start in self.starts if start.end in ("done", "fail")}
         return sum(
             put.outcome == ACCEPTED
+            and not put.abandoned
             and (put.answered_at or since) < since
             and put.number not in ended
             and starts[put.number] < attempts_max
             for put in self.puts.values()
         )
+
+    def abandon(self, concerns: Callable[[str], bool]) -> None:
+        """An operator gives up the shards of some keys: what was put before is lost."""
+        for put in self.puts.values():
+            put.abandoned = put.abandoned or concerns(put.key)
+        for key in [key for key in self._last if concerns(key)]:
+            del self._last[key]
+
+    def is_abandoned(self, number: int) -> bool:
+        """Whether the shard of a message was given up after it was put."""
+        put = self.puts.get(number)
+        return put is not None and put.abandoned
 
     def process_ended(self, name: str, at: float) -> None:
         """A process crashed: its jobs ended with it."""
@@ -175,9 +194,11 @@ class QueueCheck:
         verdict.deliveries = len(history.starts)
         for kind, text in history.violations:
             self._violate(verdict, kind, text)
+        dead = {number: attempts for number, attempts in dead.items() if not history.is_abandoned(number)}
         by_number: dict[int, list[Start]] = defaultdict(list)
         for start in history.starts:
-            by_number[start.number].append(start)
+            if not history.is_abandoned(start.number):
+                by_number[start.number].append(start)
         self._check_stored(verdict, stored)
         self._check_lost(verdict, by_number, {*stored}, dead)
         self._check_order(verdict)
@@ -205,7 +226,7 @@ class QueueCheck:
         self, verdict: Verdict, starts: dict[int, list[Start]], stored: set[int], dead: dict[int, int]
     ) -> None:
         for put in self._history.puts.values():
-            if put.outcome != ACCEPTED or any(start.end == "done" for start in starts[put.number]):
+            if put.outcome != ACCEPTED or put.abandoned or any(start.end == "done" for start in starts[put.number]):
                 continue
             if put.number in stored:
                 self._violate(verdict, "starved", f"{put.number} of {put.key}, put at t={put.called_at:.3f}")
@@ -219,7 +240,7 @@ class QueueCheck:
         newest: dict[tuple[str, str], int] = defaultdict(int)
         for start in self._history.starts:
             put = self._history.puts.get(start.number)
-            if put is None or put.delayed:
+            if put is None or put.delayed or put.abandoned:
                 continue
             stream = put.producer, put.key
             before = streams[stream]
@@ -258,7 +279,7 @@ class QueueCheck:
     def _check_ids(self, verdict: Verdict) -> None:
         accepted: dict[tuple[str, str], float] = {}
         for put in self._history.puts.values():
-            if not put.id or put.outcome != ACCEPTED or put.answered_at is None:
+            if not put.id or put.outcome != ACCEPTED or put.answered_at is None or put.abandoned:
                 continue
             before = accepted.get((put.key, put.id))
             if before is not None and put.answered_at - before < self._dedupe_s * 0.9:

@@ -3,6 +3,8 @@
 Owns the requests and the watch of the queue's plan entry. Leaders and agents of stores are shipped code: the operator
 only writes requests to the coordinator, reads entries when they are written, and kills a participant of a move soon
 after some of them. Entries are checked as they are written: revisions without gaps, no shard open on two stores.
+
+In some runs a store is away for so long that its shards are abandoned. Then it comes back, at first without its agent.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from shoal.coordination.acl import STORES
 from shoal.errors import ForgedEntryError
 from shoal.plan.keys import KEEPER_LEASE, entry_key, move_key
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry, ShardMove, ShardPhase
-from shoal.plan.queue_request import CreateQueue, MoveShards, QueueRequest, encode_queue_request
+from shoal.plan.queue_request import AbandonShards, CreateQueue, MoveShards, QueueRequest, encode_queue_request
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.signature import Verifier
 from shoal.queues.keyspace.collections import Hash, Stream, Value, Values
@@ -26,6 +29,12 @@ if TYPE_CHECKING:
 FAULT_SHARE: Final = 0.15
 """Share of the phases in which one participant of the move is killed."""
 MORTALS: Final = ("store", "store", "agent", "leader")
+AWAY_AT_S: Final = (1.0, 6.0)
+AWAY_S: Final = (6.0, 10.0)
+ALONE_S: Final = (0.0, 2.0)
+"""When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
+ABANDON_S: Final = 0.1
+"""How often the operator tries to abandon it."""
 MOVE_CORNERS: Final = {
     "shard moved": "move ended",
     "shard moved back": "moved back",
@@ -43,6 +52,9 @@ MOVE_CORNERS: Final = {
         for phase in ShardPhase
     },
     **{f"another leader continues in {phase.name.lower()}": f"taken over in {phase.name}" for phase in ShardPhase},
+    "shards of a store abandoned": "abandoned",
+    "put into a store that is back": "put after the return",
+    "shards of another store continue after that": "inherited",
     "put sent to another store": "put rerouted",
     "job goes on at another store": "key rehomed",
 }
@@ -56,6 +68,8 @@ class MoveOperator:
         """The entry in the coordinator."""
         self.going = False
         """Whether moves are requested."""
+        self.returned: set[str] = set()
+        """Nodes that are back after shards were abandoned."""
         self._run = run
         self._unit = unit
         self._verifier = verifier
@@ -65,6 +79,8 @@ class MoveOperator:
         self._requests = 0
         self._left: dict[int, set[str]] = {}
         self._writer: object = None
+        self._patient = False
+        """Whether the operator waits until it can abandon a store."""
         self._watch_entry()
 
     @property
@@ -88,7 +104,7 @@ class MoveOperator:
         if not self.going:
             return
         self._ask_later()
-        if self.entry is None or self.asked:
+        if self.entry is None or self.asked or self._patient:
             return
         rng = self._rng
         shards = rng.sample(range(len(self.entry.places)), rng.choice((1, 1, 1, 2, 3)))
@@ -98,6 +114,46 @@ class MoveOperator:
 
     def _request(self, request: QueueRequest) -> None:
         self._run.coordinator.store.put(move_key(self._unit, QUEUE), encode_queue_request(request))
+
+    # A store that goes away
+
+    def lose_store(self) -> None:
+        """A store and its agent are away soon, and come back after the operator has abandoned its shards."""
+        self._run.world.after(self._rng.uniform(*AWAY_AT_S), self._lose_store)
+
+    def _lose_store(self) -> None:
+        entry, rng, run = self.entry, self._rng, self._run
+        assert entry is not None
+        store = rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))}))
+        back_at = run.world.now + rng.uniform(*AWAY_S)
+        for name, at in ((store, back_at), (f"agent-{store}", back_at + rng.uniform(*ALONE_S))):
+            node = run.network.nodes[name]
+            node.crash()
+            run.world.at(at, node.restart)
+            run.world.at(at, self._note_return, name)
+        self._abandon(store, entry.version, back_at)
+
+    def _note_return(self, name: str) -> None:
+        self.returned.add(name)
+
+    def _abandon(self, store: str, version: int, back_at: float) -> None:
+        """Repeats the request until it is carried out, or the store is back."""
+        run = self._run
+        self._patient = self.entry is not None and self.entry.version == version and run.world.now < back_at
+        if not self._patient:
+            return
+        run.world.after(ABANDON_S, self._abandon, store, version, back_at)
+        if not self.asked and store not in run.coordinator.store.members(STORES):
+            self._requests += 1
+            self._request(AbandonShards(self._unit, (store,), f"m{self._requests}"))
+
+    def _abandoned(self, before: QueueEntry, entry: QueueEntry) -> None:
+        """Messages of the shards that begin again are lost."""
+        kept = [shard for shard in range(len(entry.places)) if before.store_of(shard).id in entry.heirs]
+        gone = {*range(len(entry.places))} - {*kept}
+        self._run.exercised["abandoned"] += 1
+        self._run.exercised["inherited"] += bool(kept)
+        self._run.history.abandon(lambda key: entry.shard_of(key.encode()) in gone)
 
     # Entries
 
@@ -130,7 +186,9 @@ class MoveOperator:
         writer, self._writer = self._writer, run.coordinator.serving
         if before is None:
             return
-        if (entry.version, entry.revision) != (before.version, before.revision + 1):
+        if entry.version > before.version:
+            self._abandoned(before, entry)
+        elif (entry.version, entry.revision) != (before.version, before.revision + 1):
             run.violated("plan", f"revision {entry.revision} was written after {before.revision}")
         if before.move is not None:
             self._count_end(before.move, entry)
@@ -155,7 +213,7 @@ class MoveOperator:
 
     def _check_open(self, entry: QueueEntry) -> None:
         for shard in range(len(entry.places)):
-            at = [store for store in self._stores if self._state(store, shard) == b"o"]
+            at = [store for store in self._run.current_stores if self._state(store, shard) == b"o"]
             if len(at) > 1:
                 self._run.violated("split", f"shard {shard} is open on {at} at t={self._run.world.now:.3f}")
 
@@ -218,6 +276,14 @@ def merged(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: byte
     return found
 
 
+def counts(entry: QueueEntry, store: str, values: Values, prefix: bytes) -> bool:
+    """Whether a store has not the queue of a version that was abandoned there."""
+    conf = values.get(prefix + b"conf")
+    version = int(conf.split()[0]) if isinstance(conf, bytes) else entry.version
+    inherits = store in entry.heirs and entry.inherits <= version < entry.version
+    return version == entry.version or inherits
+
+
 def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     """The state of a shard on a store; empty if the queue is not there."""
     conf: Value | None = values.get(prefix + b"conf")
@@ -227,4 +293,4 @@ def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     return b"o" if len(words) == 12 else words[12][shard : shard + 1]
 
 
-__all__ = ["MOVE_CORNERS", "MoveOperator", "merged", "state_of"]
+__all__ = ["MOVE_CORNERS", "MoveOperator", "counts", "merged", "state_of"]
