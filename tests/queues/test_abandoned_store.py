@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 from shoal.errors import QueueNotFoundError, QueueUnavailableError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_mover import abandon, first_states, settings_at
+from shoal.plan.queue_mover import abandon, begin, give_up, renewed_states, settings_at
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
 from shoal.queues.message_format import check_queue_name
@@ -113,11 +113,35 @@ async def test_a_producer_goes_on_at_a_store_that_keeps_its_shards_under_the_new
         await client.aclose()
 
 
+async def test_a_shard_that_is_sealed_for_a_move_that_was_given_up_keeps_its_messages() -> None:
+    """The agent of its store did not see the entry that gave the move up, only the one that abandoned the other."""
+    with store_server() as first, store_server() as second:
+        plan = Plan(first, second)
+        plan.entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, (plan.stores[0], plan.stores[1]), (0, 1))
+        key = next(f"k{n}" for n in range(100) if plan.entry.shard_of(b"k%d" % n) == 1)
+        client = plan.queue()
+        await client.create(SETTINGS)
+        await client.put(b"kept", key=key)
+        moving = begin(plan.entry, {1: plan.stores[0]})
+        assert moving is not None
+        assert moving.move is not None
+        await ship(plan.stores[1], moving, b"seal", b"1", b"%d" % moving.move.since)
+        plan.entry = abandon(give_up(moving), ["q1"], plan.stores[1], 4)
+        await renew(plan.entry, plan.stores[1])
+        await client.stats()
+        await client.put(b"new", key=key)
+        assert [message.payload for message in await client.peek(key)] == [b"kept", b"new"]
+        await client.aclose()
+
+
 async def renew(entry: QueueEntry, store: ServerAddress) -> None:
     """What the agent of a store does with its shards when those of another were abandoned."""
-    link = StoreLink(store, lambda: (None, None), "agent", LIMITS, PRODUCTION, lambda: None)
     words = [b"%d" % word for word in settings_at(entry, store.id).words(entry.version)]
-    letters = first_states(entry, store.id).encode()
+    await ship(store, entry, b"renew", renewed_states(entry, store.id, 1).encode(), *words)
+
+
+async def ship(store: ServerAddress, entry: QueueEntry, operation: bytes, *arguments: bytes) -> None:
+    link = StoreLink(store, lambda: (None, None), "agent", LIMITS, PRODUCTION, lambda: None)
     numbers = [b"%d" % entry.version, b"%d" % entry.revision]
-    await link.run(load_scripts().ship, check_queue_name(NAME), [b"renew", *numbers, letters, *words])
+    await link.run(load_scripts().ship, check_queue_name(NAME), [operation, *numbers, *arguments])
     await link.close()

@@ -13,7 +13,7 @@ def test_regressions_hold() -> None:
     """A push before the reply of an earlier turn (15), a lost SUBSCRIBE (9), jumps of the store's clock (19), a key
     that goes back after the start of its head was reported and before it was handed out (48). A leader that reads the
     live stores while the first one joins (13). Producers go on at a store that keeps its shards when those of another
-    are abandoned (14)."""
+    are abandoned (14); such a shard may be sealed (15)."""
     for seed in (9, 13, 14, 15, 19, 48):
         outcome = run_seed(seed)
         assert outcome.verdict.violations == [], seed

@@ -33,6 +33,8 @@ AWAY_AT_S: Final = (1.0, 6.0)
 AWAY_S: Final = (6.0, 10.0)
 ALONE_S: Final = (0.0, 2.0)
 """When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
+LOST_IN_COPY_S: Final = (0.05, 0.2)
+DEAF_SHARE: Final = 0.5
 ABANDON_S: Final = 0.1
 """How often the operator tries to abandon it."""
 MOVE_CORNERS: Final = {
@@ -55,6 +57,7 @@ MOVE_CORNERS: Final = {
     "shards of a store abandoned": "abandoned",
     "put into a store that is back": "put after the return",
     "shards of another store continue after that": "inherited",
+    "one of them is sealed": "inherited sealed",
     "put sent to another store": "put rerouted",
     "job goes on at another store": "key rehomed",
 }
@@ -79,6 +82,8 @@ class MoveOperator:
         self._requests = 0
         self._left: dict[int, set[str]] = {}
         self._writer: object = None
+        self._lose_destination = False
+        """Whether the destination of the next copy goes away."""
         self._patient = False
         """Whether the operator waits until it can abandon a store."""
         self._watch_entry()
@@ -122,10 +127,22 @@ class MoveOperator:
         self._run.world.after(self._rng.uniform(*AWAY_AT_S), self._lose_store)
 
     def _lose_store(self) -> None:
+        """Some store at once, or the destination of the next copy."""
+        entry, rng = self.entry, self._rng
+        assert entry is not None
+        if rng.random() < 0.5:
+            self._lose_destination = True
+        else:
+            self._lose(rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))})))
+
+    def _lose(self, store: str) -> None:
+        """The store and its agent go. In some runs agents of other stores hear of nothing until it is back."""
         entry, rng, run = self.entry, self._rng, self._run
         assert entry is not None
-        store = rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))}))
         back_at = run.world.now + rng.uniform(*AWAY_S)
+        if rng.random() < DEAF_SHARE:
+            for other in self._stores:
+                run.coordinator.delay_news(f"agent-{other}", back_at)
         for name, at in ((store, back_at), (f"agent-{store}", back_at + rng.uniform(*ALONE_S))):
             node = run.network.nodes[name]
             node.crash()
@@ -150,6 +167,9 @@ class MoveOperator:
     def _abandoned(self, before: QueueEntry, entry: QueueEntry) -> None:
         """Messages of the shards that begin again are lost."""
         kept = [shard for shard in range(len(entry.places)) if before.store_of(shard).id in entry.heirs]
+        self._run.exercised["inherited sealed"] += any(
+            self._state(before.store_of(shard).id, shard) == b"s" for shard in kept
+        )
         gone = {*range(len(entry.places))} - {*kept}
         self._run.exercised["abandoned"] += 1
         self._run.exercised["inherited"] += bool(kept)
@@ -194,6 +214,9 @@ class MoveOperator:
             self._count_end(before.move, entry)
             run.exercised[f"taken over in {before.move.phase.name}"] += writer != self._writer
         self._check_open(entry)
+        if self._lose_destination and entry.move is not None and entry.move.phase is ShardPhase.COPY:
+            self._lose_destination = False
+            run.world.after(self._rng.uniform(*LOST_IN_COPY_S), self._lose, entry.move.destination)
         if entry.move is not None and self.going and self._rng.random() < FAULT_SHARE:
             self._strike_later(entry.move)
 
