@@ -42,7 +42,7 @@ from shoal.lab.sim.scenarios.queue_history import (
     QueueHistory,
     StoredQueue,
 )
-from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, counts, merged
+from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, counting_store, counts, merged
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.leader.leader_timeouts import LeaderTiming
@@ -57,7 +57,7 @@ from shoal.queues.agent.process import StoreAgent, StoreAgentOptions
 from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, WAKE_POLL
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import Job
-from shoal.queues.keyspace.collections import Values
+from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, NewMessage, Queue
@@ -125,13 +125,13 @@ LIMITS: Final = msgspec.structs.replace(
 PREPARE_S: Final = (0.2, 4.0, 4.0)
 COPY_S: Final = (0.3, 6.0, 6.0)
 """The timeouts of phases: a move under the short ones is often given up."""
-TIMING: Final = LeaderTiming(keeper_lease_s=1.0)
+TIMING: Final = LeaderTiming(keeper_lease_s=1.2, keeper_poll_s=0.4)
 LEADERS: Final = ("leader-0", "leader-1")
 SERVER: Final = "s1"
 BUS_SHARE: Final = 0.125
 LOSS_SHARE: Final = 0.5
 """In this share of the runs without other faults and with several stores, shards of one are abandoned."""
-OBSERVE_S: Final = 0.5
+OBSERVE_S: Final = 0.8
 """About how often the observer reads the statistics."""
 POISON_SHARE: Final = 0.03
 """Share of the messages that always fail."""
@@ -214,11 +214,11 @@ class QueueRun(Scenario):
             self.participant(name, "producer", self._produce)
         for name in consumers:
             self.participant(name, "consumer", self._consume)
-        if self.store_count > 1:
-            self.participant("observer", "observer", self._observe)
         if self.loses_store:
             self.participant("sleeper", "producer", self._sleep)
         clients = [*producers, *consumers]
+        if self.store_count > 1:
+            clients.append(self.participant("observer", "observer", self._observe).name)
         machines = [*agents, *LEADERS, "coordinator", *others]
         return FaultTargets([*names, *machines, *clients], [*machines, *clients], [*names, *machines, *clients])
 
@@ -486,9 +486,8 @@ class QueueRun(Scenario):
                 return not job.core.settled and job.core.key.core.holds(job.core.key, clock())
 
             number = number_in(job.payload)
-            again = any(start.number == number for start in self.history.starts)
-            self.exercised["redelivered"] += again
-            if self._stored.token_of(job.key) != core.key.token and not self.history.is_abandoned(number):
+            self.exercised["redelivered"] += number in self.history.started
+            if self._token_of(job.key) != core.key.token and not self.history.is_abandoned(number):
                 text = f"{number} of {job.key!r} started at {me} at t={self.world.now:.3f}, which does not hold the key"
                 self.violated("unowned", text)
             start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
@@ -524,6 +523,15 @@ class QueueRun(Scenario):
         stores = [(name, self.values(name)) for name in self.current_stores]
         entry = self.operator.entry
         return StoredQueue(merged(entry, stores, self.prefix) if entry is not None else {}, self.prefix)
+
+    def _token_of(self, key: bytes) -> bytes:
+        """The token under which a key is held; empty if it is not."""
+        entry = self.operator.entry
+        assert entry is not None, "a message was put"
+        stores = [(name, self.values(name)) for name in self.current_stores]
+        shard = entry.shard_of(key)
+        owners = self.values(counting_store(entry, stores, self.prefix, shard)).get(self.prefix + b"%d:owners" % shard)
+        return owners.fields[key].split()[1] if isinstance(owners, Hash) and key in owners.fields else b""
 
     def _check_bound(self) -> None:
         """The bound is exact on one store. On several, each shard counts on the store where it was put."""

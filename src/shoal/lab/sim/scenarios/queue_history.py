@@ -68,6 +68,8 @@ class QueueHistory:
 
     puts: dict[int, Put] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
+    started: set[int] = field(default_factory=set)
+    """The numbers of messages that were handed out."""
     violations: list[tuple[str, str]] = field(default_factory=list)
     """Found while the run went on."""
     seen: Counter[str] = field(default_factory=Counter)
@@ -81,6 +83,7 @@ class QueueHistory:
 
     def start(self, number: int, key: str, consumer: str, at: float, holds: Callable[[], bool]) -> Start:
         """Record that a message was handed out, and check that no other consumer holds its key."""
+        self.started.add(number)
         if number not in self.puts:
             self.violations.append(("invented", f"{consumer} got a message that was never put"))
         if self.is_abandoned(number):
@@ -153,13 +156,6 @@ class StoredQueue:
             named = dict(zip(fields[::2], fields[1::2], strict=True))
             found[read(named[b"body"])] = int(named[b"attempts"])
         return found
-
-    def token_of(self, key: bytes) -> bytes:
-        """The token under which a key is held; empty if it is not."""
-        for name, value in self.values.items():
-            if name.endswith(b":owners") and isinstance(value, Hash) and key in value.fields:
-                return value.fields[key].split()[1]
-        return b""
 
     def counted_messages(self) -> int:
         """How many messages the queue says that it holds."""

@@ -273,14 +273,8 @@ class MoveOperator:
 
 
 def merged(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: bytes) -> Values:
-    """The keys of a queue on all its stores, each shard from the one store that counts: where it is open; if it is open
-    nowhere, where the entry places it. The other copy is not complete, or is being dropped."""
-    counting: dict[int, str] = {}
-    for shard in range(len(entry.places)):
-        open_at = [name for name, values in stores if state_of(values, prefix, shard) == b"o"]
-        move = entry.move
-        switched = move is not None and move.shard == shard and move.phase is ShardPhase.OPEN
-        counting[shard] = open_at[0] if open_at and not switched else entry.store_of(shard).id
+    """The keys of a queue on all its stores, each shard from the one store that counts."""
+    counting = [counting_store(entry, stores, prefix, shard) for shard in range(len(entry.places))]
     found: Values = {}
     dead = Stream()
     for name, values in stores:
@@ -297,6 +291,15 @@ def merged(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: byte
     if dead.entries:
         found[prefix + b"dead"] = dead
     return found
+
+
+def counting_store(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: bytes, shard: int) -> str:
+    """The store where a shard is open; if it is open nowhere, where the entry places it. Another copy is not complete,
+    or is being dropped."""
+    open_at = [name for name, values in stores if state_of(values, prefix, shard) == b"o"]
+    move = entry.move
+    switched = move is not None and move.shard == shard and move.phase is ShardPhase.OPEN
+    return open_at[0] if open_at and not switched else entry.store_of(shard).id
 
 
 def counts(entry: QueueEntry, store: str, values: Values, prefix: bytes) -> bool:
@@ -316,4 +319,4 @@ def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     return b"o" if len(words) == 12 else words[12][shard : shard + 1]
 
 
-__all__ = ["MOVE_CORNERS", "MoveOperator", "counts", "merged", "state_of"]
+__all__ = ["MOVE_CORNERS", "MoveOperator", "counting_store", "counts", "merged", "state_of"]
