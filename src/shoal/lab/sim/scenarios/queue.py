@@ -129,7 +129,7 @@ TIMING: Final = LeaderTiming(keeper_lease_s=1.2, keeper_poll_s=0.4)
 LEADERS: Final = ("leader-0", "leader-1")
 SERVER: Final = "s1"
 BUS_SHARE: Final = 0.125
-LOSS_SHARE: Final = 0.5
+LOSS_SHARE: Final = 0.7
 """In this share of the runs without other faults and with several stores, shards of one are abandoned."""
 OBSERVE_S: Final = 0.8
 """About how often the observer reads the statistics."""
@@ -509,6 +509,7 @@ class QueueRun(Scenario):
                 cores = jobs.cores
                 start.certain = not any(one.counters["rejoined"] or one.left for one in cores)
                 start.certain = start.certain and not core.key.failure and not core.key.uncertain
+                start.certain = start.certain and self._is_current(core.key.token)
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
@@ -523,6 +524,11 @@ class QueueRun(Scenario):
         stores = [(name, self.values(name)) for name in self.current_stores]
         entry = self.operator.entry
         return StoredQueue(merged(entry, stores, self.prefix) if entry is not None else {}, self.prefix)
+
+    def _is_current(self, token: bytes) -> bool:
+        """Whether a token is of the plan's version. An abandon ends older ones while requests are on their way."""
+        entry = self.operator.entry
+        return entry is not None and int(token.partition(b".")[0]) == entry.version
 
     def _token_of(self, key: bytes) -> bytes:
         """The token under which a key is held; empty if it is not."""

@@ -33,8 +33,10 @@ AWAY_AT_S: Final = (1.0, 6.0)
 AWAY_S: Final = (6.0, 10.0)
 ALONE_S: Final = (0.0, 2.0)
 """When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
-LOST_IN_COPY_S: Final = (0.05, 0.2)
-DEAF_SHARE: Final = 0.5
+SEAL_LOOK_S: Final = 0.005
+"""How often the operator checks whether a shard is sealed."""
+DEAF_SHARE: Final = 0.7
+"""How often agents of other stores hear nothing from the coordinator meanwhile."""
 ABANDON_S: Final = 0.1
 """How often the operator tries to abandon it."""
 MOVE_CORNERS: Final = {
@@ -135,6 +137,15 @@ class MoveOperator:
         else:
             self._lose(rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))})))
 
+    def _lose_after_seal(self, move: ShardMove) -> None:
+        """Loses the destination of a move as soon as its shard is sealed at the source."""
+        if self.entry is None or self.entry.move != move:
+            self._lose_destination = True
+        elif self._state(move.source, move.shard) == b"s":
+            self._lose(move.destination)
+        else:
+            self._run.world.after(SEAL_LOOK_S, self._lose_after_seal, move)
+
     def _lose(self, store: str) -> None:
         """The store and its agent go. In some runs agents of other stores hear of nothing until it is back."""
         entry, rng, run = self.entry, self._rng, self._run
@@ -216,7 +227,7 @@ class MoveOperator:
         self._check_open(entry)
         if self._lose_destination and entry.move is not None and entry.move.phase is ShardPhase.COPY:
             self._lose_destination = False
-            run.world.after(self._rng.uniform(*LOST_IN_COPY_S), self._lose, entry.move.destination)
+            self._lose_after_seal(entry.move)
         if entry.move is not None and self.going and self._rng.random() < FAULT_SHARE:
             self._strike_later(entry.move)
 
