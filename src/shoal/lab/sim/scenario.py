@@ -165,9 +165,12 @@ class Scenario:
 
     # Participants
 
-    def participant(self, name: str, kind: str, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Node:
-        """Makes a node on which shipped code runs: `main` of a new process, now and after each crash."""
-        node = self.network.node(name)
+    def participant(
+        self, name: str, kind: str, main: Callable[[Process], Coroutine[Any, Any, None]], host: str | None = None
+    ) -> Node:
+        """Makes a node on which shipped code runs: `main` of a new process, now and after each crash. Nodes of one
+        `host` are near each other."""
+        node = self.network.node(name, host)
 
         def start() -> None:
             process = self.processes.new(node)
