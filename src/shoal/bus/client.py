@@ -316,12 +316,12 @@ class Bus:
             shell = self.shell
         if shell.refusals.count:
             shell.refusals.raise_all()
-        router = shell.router
-        batched = shell.scheduled
-        if not batched:
-            shell.schedule()
-        posted = router.publish(raw, payload, encoded, shell.time_us, shell.now)
-        if not batched and posted is not None and router.pending_messages == 1:
+        if shell.scheduled:
+            return shell.router.publish(raw, payload, encoded, shell.time_us, shell.now)
+        idle = shell.router.settled
+        shell.schedule()
+        posted = shell.router.publish(raw, payload, encoded, shell.time_us, shell.now)
+        if idle:
             shell.flush()  # nothing is in flight that later messages could be batched behind
         return posted
 

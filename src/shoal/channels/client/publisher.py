@@ -40,8 +40,8 @@ BEGUN_MAX: Final = 4096
 class Publisher:
     """All outgoing channels of one router.
 
-    `published` and `published_bytes` only grow. What is confirmed or freed is counted apart and subtracted where it is
-    asked for, so that a message moves two counters and not four."""
+    `published` and `published_bytes` only grow. Confirmations raise `full_at` and `full_at_bytes`, which they may not
+    pass, so that a message moves two counters and not four."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -49,14 +49,11 @@ class Publisher:
         """Messages that were accepted."""
         self.published_bytes = 0
         """Their size, with envelopes."""
-        self._settled = 0
-        self._settled_bytes = 0
-        """Those of them that are confirmed, or were abandoned."""
         self._freed_bytes = 0
-        """Those of them that are in no resend window any more."""
-        self._published_max = context.limits.publish_buffer_messages_max
-        self._published_bytes_max = context.limits.publish_buffer_bytes_max
-        """Where the publish buffer is full: they move with what is settled."""
+        """The size of those that are in no resend window any more."""
+        self.full_at = context.limits.publish_buffer_messages_max
+        self.full_at_bytes = context.limits.publish_buffer_bytes_max
+        """Where the publish buffer is full: all that is confirmed or was abandoned, and what fits the buffer."""
         self._outs: dict[bytes, Outgoing] = {}
         self._epoch = 0
         self._begun: dict[int, bytes] = {}
@@ -69,12 +66,12 @@ class Publisher:
     @property
     def pending_messages(self) -> int:
         """Messages that are not confirmed yet."""
-        return self.published - self._settled
+        return self.published - self.full_at + self._context.limits.publish_buffer_messages_max
 
     @property
     def pending_bytes(self) -> int:
         """Their size, with envelopes."""
-        return self.published_bytes - self._settled_bytes
+        return self.published_bytes - self.full_at_bytes + self._context.limits.publish_buffer_bytes_max
 
     @property
     def resend_bytes(self) -> int:
@@ -87,7 +84,7 @@ class Publisher:
         """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. Returns its
         stream, whose newest message it is; None while the publish buffer is full. The caller has checked name and
         size."""
-        if self.published >= self._published_max or self.published_bytes >= self._published_bytes_max:
+        if self.published >= self.full_at or self.published_bytes >= self.full_at_bytes:
             return None
         out = self._outs.get(channel)
         if out is None:
@@ -337,7 +334,8 @@ class Publisher:
                 lane.step("moved away")
         self._outs.clear()
         self.asked.clear()
-        self._count_settled(self.pending_messages, self.pending_bytes)
+        self.full_at += self.pending_messages
+        self.full_at_bytes += self.pending_bytes
         self._freed_bytes = self.published_bytes
         tokens = [token for out in outs for token in out.waiters.values()]
         return Abandoned(tokens, max(0, sum(out.seq - out.confirmed for out in outs) - len(tokens)))
@@ -350,7 +348,8 @@ class Publisher:
         lane.confirmed += count
         if len(out.lanes) == 1:
             out.confirmed += count
-            self._count_settled(count, out.take_sizes(count))
+            self.full_at += count
+            self.full_at_bytes += out.take_sizes(count)
             if out.waiters:
                 self._wake(out, count)
         else:
@@ -370,15 +369,9 @@ class Publisher:
     def _settle(self, out: Outgoing) -> None:
         """Moves the confirmed mark of a channel to what all of its lanes have confirmed."""
         count, size = out.confirm()
-        self._count_settled(count, size)
+        self.full_at += count
+        self.full_at_bytes += size
         self._wake(out, count)
-
-    def _count_settled(self, count: int, size: int) -> None:
-        """Messages leave the publish buffer, which has room for as many others."""
-        self._settled += count
-        self._settled_bytes += size
-        self._published_max += count
-        self._published_bytes_max += size
 
     def _wake(self, out: Outgoing, count: int) -> None:
         """Reports the last `count` confirmed messages to the callers that wait for them."""
