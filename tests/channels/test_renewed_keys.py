@@ -205,7 +205,7 @@ async def test_a_client_that_was_away_goes_on_with_another_id_and_tells_what_may
     posted = driver.router.publish(b"new", b"x", b"", 0, driver.now)
     assert posted is not None
     token = asyncio.get_running_loop().create_future()
-    assert driver.router.await_confirm(*posted, token)
+    assert driver.router.await_confirm(posted, posted.seq, token)
     driver.router.publish(b"new", b"y", b"", 0, driver.now)
     learn(driver, 3, NEW)
     assert driver.router.wants_key

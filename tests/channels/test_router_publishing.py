@@ -31,6 +31,7 @@ from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Attributes
 from shoal.plan.placement import BY_THE_RING, Mode, Placement, at_home
 from shoal.wire import control, envelope
+from shoal.wire.commands import Burst
 from shoal.wire.envelope import HEADER, HEADER_BYTES, client_of
 
 TILE = b"tile"
@@ -127,6 +128,36 @@ def test_refused_attributes_leave_nothing_behind(attributes: Attributes) -> None
     assert sequences(driver.published("s1")) == [1, 2]
     assert driver.settled(out)
     assert heal(driver, out, 1, 2)[0] == [1, 2]
+
+
+def test_messages_of_a_turn_go_out_together_only_while_the_lease_lasts() -> None:
+    driver = RouterDriver()
+    out = driver.publish(TILE, b"1")
+    driver.published("s1")
+    over_at = driver.link("s1").usable_until
+    for payload, now in ((b"2", driver.now), (b"3", driver.now), (b"4", over_at), (b"5", over_at)):
+        assert driver.router.publish(TILE, payload, b"", 5, now) is out
+    ((_, (burst,)),) = driver.router.take_commands()
+    assert isinstance(burst, Burst)
+    assert sequences([(TILE, blob) for blob in burst.blobs]) == [2, 3]
+    assert out.lanes[0].state is LaneState.HELD
+
+
+def test_messages_and_other_commands_keep_their_order() -> None:
+    driver = RouterDriver()
+    driver.publish(TILE, b"1")
+    other = b"other"
+    driver.publish(other, b"1")
+    driver.published("s1")
+    link = driver.link("s1")
+    for channel in (TILE, TILE, other, TILE):
+        driver.router.publish(channel, b"x", b"", 5, driver.now)
+    link.publish(b"between", b"blob")
+    driver.router.publish(TILE, b"x", b"", 5, driver.now)
+    driver.play()
+    channels = [channel for channel, _ in driver.published("s1")]
+    assert channels == [TILE, TILE, other, TILE, b"between", TILE]
+    assert driver.router.settled
 
 
 def test_each_channel_has_its_own_numbers() -> None:

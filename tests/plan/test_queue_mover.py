@@ -9,11 +9,13 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry, ShardPhase
 from shoal.plan.queue_mover import (
     MOVE,
+    abandon,
     begin,
     first_states,
     give_up,
     next_step,
     pause_s,
+    renewed_states,
     settings_at,
     step,
     wanted_states,
@@ -129,6 +131,18 @@ def test_each_store_has_one_wanted_state_for_each_shard_in_each_phase() -> None:
     assert (wanted_states(opened, "q1"), wanted_states(opened, "q2")) == ("ogoo", "gogg")
     assert (wanted_states(give_up(copy), "q1"), wanted_states(give_up(copy), "q2")) == ("oooo", "gggg")
     assert first_states(opened, "q2") == "aoaa"
+
+
+def test_after_an_abandon_each_shard_continues_or_begins_empty() -> None:
+    """What a store must do depends on the version that it has: it may have missed an entry."""
+    first = abandon(entry_of((0, 1, 2, 2), (Q1, Q2, Q3)), ["q1"], Q2, 9)
+    first.check()
+    assert (first.version, first.heirs, first.began) == (9, ("q2", "q3"), (9, 5, 5, 5))
+    assert (renewed_states(first, "q2", 5), renewed_states(first, "q3", 5)) == ("eoaa", "aaoo")
+    second = abandon(first, ["q3"], Q2, 20)
+    second.check()
+    assert (second.inherits, second.heirs, second.began) == (5, ("q2",), (9, 5, 20, 20))
+    assert (renewed_states(second, "q2", 5), renewed_states(second, "q2", 9)) == ("eoee", "ooee")
 
 
 def test_limits_are_exact_on_one_store_and_divided_by_shards_on_several() -> None:

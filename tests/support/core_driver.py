@@ -412,7 +412,7 @@ class RouterDriver:
         for payload in payloads:
             accepted = self.router.publish(channel, payload, encoded, 5, self.now)
             assert accepted is not None, "the publish buffer is full"
-            out, _ = accepted
+            out = accepted
         self.play()
         return out
 

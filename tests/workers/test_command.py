@@ -131,8 +131,7 @@ def facts_of(out: str) -> dict[str, Any]:
     return facts
 
 
-@pytest.mark.parametrize("name", ["orders", "threads"])
-@pytest.mark.parametrize("processes", ["1", "2"])
+@pytest.mark.parametrize(("name", "processes"), [("orders", "1"), ("threads", "2")])
 async def test_sigterm_in_the_middle_loses_nothing_and_repeats_nothing(
     folder: Folder, store: RedisServer, name: str, processes: str
 ) -> None:

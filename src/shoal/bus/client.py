@@ -117,7 +117,6 @@ class Bus:
         self.clock = runtime.monotonic
         self._name = name
         self.archive = archive or None
-        self.published = 0
         self._url = url
         self._cache_dir = cache_dir
         self._source: PlanSource | None = None
@@ -134,6 +133,11 @@ class Bus:
         """The number that identifies this client; 0 until the bus is open. It changes if the agents' secret is revoked
         while this client is away."""
         return self._shell.router.client if self._shell is not None else 0
+
+    @property
+    def published(self) -> int:
+        """The number of messages that were accepted."""
+        return self._shell.router.published if self._shell is not None else 0
 
     @property
     def name(self) -> str:
@@ -319,15 +323,12 @@ class Bus:
             shell = self.shell
         if shell.refusals.count:
             shell.refusals.raise_all()
-        router = shell.router
-        batched = shell.scheduled
-        if not batched:
-            shell.schedule()
-        posted = router.publish(raw, payload, encoded, shell.time_us, shell.now)
-        if posted is None:
-            return None
-        self.published += 1
-        if not batched and router.pending_messages == 1:
+        if shell.scheduled:
+            return shell.router.publish(raw, payload, encoded, shell.time_us, shell.now)
+        idle = shell.router.settled
+        shell.schedule()
+        posted = shell.router.publish(raw, payload, encoded, shell.time_us, shell.now)
+        if idle:
             shell.flush()  # nothing is in flight that later messages could be batched behind
         return posted
 

@@ -391,9 +391,10 @@ class BusShell:
             raise
 
     def confirmation(self, posted: Posted) -> asyncio.Future[int]:
-        """Return a future for the confirmation of a message: the server's reply count if `counting` is on."""
+        """Return a future for the confirmation of the message that was posted last on a stream: the server's reply
+        count if `counting` is on."""
         token: asyncio.Future[int] = self.loop.create_future()
-        if not self.router.await_confirm(*posted, token):
+        if not self.router.await_confirm(posted, posted.seq, token):
             token.set_result(0)
         return token
 

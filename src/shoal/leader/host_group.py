@@ -2,6 +2,9 @@
 
 Owns the copy, its watch, and reading what members announce. An agent keeps its host in the group while the host answers
 (`shoal.agents.lease_keeper`).
+
+A reply can arrive after the watch has delivered newer members. The watch does not repeat them, so such a reply is not
+used: the members are read again.
 """
 
 from __future__ import annotations
@@ -32,6 +35,8 @@ class HostGroup:
         self._coordinator = coordinator
         self._group = group
         self._changed = changed
+        self._news = 0
+        """How often the watch has delivered members."""
 
     async def follow(self) -> None:
         """Updates the copy until it is cancelled."""
@@ -39,6 +44,7 @@ class HostGroup:
             try:
                 async with aclosing(self._coordinator.watch_members(self._group)) as changes:
                     async for members in changes:
+                        self._news += 1
                         self._take(members)
             except CoordinatorError as error:
                 _log.warning("watch of a group failed", group=self._group, why=str(error))
@@ -46,7 +52,11 @@ class HostGroup:
 
     async def load(self) -> None:
         """Reads the members now, without waiting for the watch."""
-        self._take(await self._coordinator.members(self._group))
+        news = None
+        while news != self._news:
+            news = self._news
+            members = await self._coordinator.members(self._group)
+        self._take(members)
 
     def _take(self, members: Mapping[str, bytes]) -> None:
         self.hosts = {member: address for member, data in members.items() if (address := read_address(member, data))}

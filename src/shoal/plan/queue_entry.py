@@ -68,6 +68,8 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
     """The oldest version whose shards are continued by this one; 0 if none was abandoned."""
     heirs: tuple[str, ...] = ()
     """The stores that had shards when others were abandoned last: they continue them under this version."""
+    began: tuple[int, ...] = ()
+    """The version with which each shard began, empty; empty if none was abandoned."""
 
     @property
     def newness(self) -> int:
@@ -114,6 +116,8 @@ class QueueEntry(msgspec.Struct, frozen=True, array_like=True, tag=QUEUE):
             raise ValueError("a queue names a store twice")
         if self.inherits and not self.inherits < self.version:
             raise ValueError("a queue continues a version that is not older than its own")
+        if self.began and (len(self.began) != len(self.places) or not max(self.began) <= self.version):
+            raise ValueError("a queue has shards that began with a later version, or not one version for each")
         if (self.move is None) != (not self.target):
             raise ValueError("a queue with places to move to has a moving shard")
         if self.move is not None:

@@ -115,6 +115,10 @@ def abandon(entry: QueueEntry, gone: Sequence[str], target: ServerAddress, versi
         revision=max(placed.revision, version),
         inherits=entry.inherits or entry.version,
         heirs=tuple(dict.fromkeys(store.id for store in here if store.id not in gone)),
+        began=tuple(
+            version if store.id in gone else began
+            for store, began in zip(here, entry.began or (entry.version,) * len(here), strict=True)
+        ),
     )
 
 
@@ -140,6 +144,12 @@ def wanted_states(entry: QueueEntry, store: str) -> str:
 def first_states(entry: QueueEntry, store: str) -> str:
     """The states of the shards of a new queue on a store: open, or absent."""
     return "".join("o" if entry.stores[place].id == store else "a" for place in entry.places)
+
+
+def renewed_states(entry: QueueEntry, store: str, version: int) -> str:
+    """The same for a store that continues shards of an older version: open, empty, or absent."""
+    states = zip(first_states(entry, store), entry.began or (0,) * len(entry.places), strict=True)
+    return "".join("e" if state == "o" and began > version else state for state, began in states)
 
 
 def settings_at(entry: QueueEntry, store: str) -> QueueSettings:

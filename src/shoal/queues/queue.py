@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -42,12 +43,18 @@ from shoal.rules import ALL_RULES, Rules, rule
 from shoal.runtime import Runtime
 
 MOVE_ORDER: Final = rule("move_order", "A message waits behind earlier ones of its shard that a moving shard refused.")
+RETURN_CHECK: Final = rule("return_check", "A client reads the plan before it uses a store that may have been away.")
+FRESH_PLACES: Final = rule("fresh_places", "Operations on a whole queue read first where its shards are.")
 
 ID_BITS: Final = 64
 PAGE: Final = 256
 """Keys, messages or dead letters of one request."""
 REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
+ENTRY_AGE_S_MAX: Final = 1.0
+"""A new connection to a store is used with an entry that is not older. Less than the lease of a store: shards are
+abandoned only after it has run out.
+"""
 STATE_FIELDS: Final = (
     "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
     "generation_at", "buried", "puts", "put_bytes", "dones", "producers", "producers_at",
@@ -210,6 +217,8 @@ class Queue:
         self._refresh_wanted = False
         self._refresh_delay_s = context.limits.queue_moving_retry_s
         self._refreshed_at = 0.0
+        self._read_at = -math.inf
+        """When the entry was asked for, the last time that it was read."""
         self.rerouted = 0
         """Messages that a store has given back, because their shard is not open there. Not for applications."""
         self._waiters: dict[Outgoing, asyncio.Future[None]] = {}
@@ -383,7 +392,7 @@ class Queue:
             self._refresh_delay_s = min(2 * self._refresh_delay_s, self._limits.queue_moving_retry_s_max)
             self._refreshed_at = loop.time()
             with contextlib.suppress(ShoalError):
-                self._take_entry(await self._context.find(self.name))
+                self._take_entry(await self._read_entry())
             self._release_held(loop.time())
 
     def _take_entry(self, entry: QueueEntry) -> None:
@@ -427,7 +436,13 @@ class Queue:
             assert address is not None
             context, name = self._context, f"shoal-queue:{self._number:016x}"
             link = StoreLink(
-                address, context.login, name, self._limits, context.runtime, lambda: self._connection_lost(store)
+                address,
+                context.login,
+                name,
+                self._limits,
+                context.runtime,
+                lambda: self._connection_lost(store),
+                lambda: self._store_opened(store),
             )
             producer = b"%016x" % self._number
             path = _StorePath(link, ProducerCore(self.name, producer, self._entry.version, self._limits, context.rules))
@@ -437,6 +452,22 @@ class Queue:
     def _connection_lost(self, store: str) -> None:
         for jobs in self._job_streams:
             jobs.connection_lost(store)
+
+    async def _store_opened(self, store: str) -> bool:
+        """There is a new connection to a store, which may have been away. Its shards may have been abandoned meanwhile,
+        so the entry is read before the store gets anything, unless it was read just now. Without the coordinator the
+        known entry counts. Returns whether the path is still used."""
+        path = self._paths.get(store)
+        if asyncio.get_running_loop().time() - self._read_at > ENTRY_AGE_S_MAX and RETURN_CHECK in self._context.rules:
+            with contextlib.suppress(ShoalError):
+                self._take_entry(await self._read_entry())
+        return path is not None and self._paths.get(store) is path
+
+    async def _read_entry(self) -> QueueEntry:
+        began_at = asyncio.get_running_loop().time()
+        entry = await self._context.find(self.name)
+        self._read_at = began_at
+        return entry
 
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:
@@ -455,13 +486,13 @@ class Queue:
 
     async def _current(self) -> QueueEntry:
         """The entry as the plan has it now. A client that neither puts nor takes does not hear of moves otherwise."""
-        if self._entry is not None:
-            self._take_entry(await self._context.find(self.name))
+        if self._entry is not None and FRESH_PLACES in self._context.rules:
+            self._take_entry(await self._read_entry())
         return await self._open()
 
     async def _find(self, create: bool) -> QueueEntry:
         try:
-            return await self._context.find(self.name)
+            return await self._read_entry()
         except QueueNotFoundError:
             if not create or self._context.create is None:
                 raise
@@ -501,8 +532,10 @@ class Queue:
             raise
 
     def _forget_places(self, error: ShoalError) -> None:
-        """Give up what waits, and close all links. The next call looks for the queue again."""
+        """Give up what waits, and close all links. The next call looks for the queue again, as another producer: a
+        store that keeps its shards under a new version remembers the batches of this one."""
         self._give_up(error)
+        self._number = self._context.runtime.random.getrandbits(ID_BITS)
         paths, self._paths, self._routes, self._entry = [*self._paths.values()], {}, {}, None
         for path in paths:
             path.wake.set()  # its sender has nothing left, and ends

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 import hiredis
@@ -41,7 +41,8 @@ _FULL: Final = ("OOM", "MISCONF")
 
 
 class StoreLink:
-    """A client's way to one store. `lost` is called after each end of a connection."""
+    """A client's way to one store. `opened` is called with each new connection, before it is used, and returns whether
+    the client still uses this link; `lost` is called after each end of a connection."""
 
     def __init__(
         self,
@@ -51,6 +52,7 @@ class StoreLink:
         limits: Limits,
         runtime: Runtime,
         lost: Callable[[], None],
+        opened: Callable[[], Awaitable[bool]] | None = None,
     ) -> None:
         self.address = address
         self._login = login
@@ -58,6 +60,7 @@ class StoreLink:
         self._limits = limits
         self._runtime = runtime
         self._lost = lost
+        self._opened = opened
         self._inboxes: dict[bytes, Callable[[bytes], None]] = {}
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
@@ -121,7 +124,14 @@ class StoreLink:
             return self._connection
         if self._opening is None:
             self._opening = asyncio.create_task(self._open(), name=f"connect to {self.address.id}")
-        return await asyncio.shield(self._opening)
+        opening = self._opening
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if opening.cancelled() and caller is not None and not caller.cancelling():
+                raise ConnectError("the link is closed") from None
+            raise
 
     async def _open(self) -> Connection:
         try:
@@ -143,8 +153,14 @@ class StoreLink:
             )
             self._failed = True
             await connection.open()
-            if self._inboxes:
-                await connection.ask(*((b"SUBSCRIBE", channel) for channel in self._inboxes))
+            try:
+                if self._opened is not None and not await self._opened():
+                    raise ConnectError(f"{self.address.id} is not used any more")
+                if self._inboxes:
+                    await connection.ask(*((b"SUBSCRIBE", channel) for channel in self._inboxes))
+            except BaseException:
+                connection.abort()
+                raise
             self._failed = False
             self._backoff.reset()
             self._connection = connection

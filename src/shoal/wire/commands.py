@@ -6,15 +6,16 @@ Owns the encoding of commands. Never touches a socket; what comes back is the bu
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, TypeAlias, final
+from typing import Final, TypeAlias, final
 
+import msgspec
 from hiredis import pack_command
 
 Command: TypeAlias = tuple[bytes, ...]
 
 
 @final
-class Burst(NamedTuple):
+class Burst(msgspec.Struct):
     """Messages on one channel: a PUBLISH for each of them, in their order."""
 
     channel: bytes

@@ -32,6 +32,7 @@ def lost(*, lapses: bool, called_at: float, confirmed_at: float | None, first_fa
         run.history.confirmed(number, confirmed_at)
     verdict = Verdict()
     MovesCheck(run).judge(verdict)
+    run.processes.close()
     return verdict.lost
 
 
@@ -73,6 +74,7 @@ def foreign_lost(cut_off_at: float | None) -> int:
         run.cut_off_at[7] = cut_off_at
     verdict = Verdict()
     MovesCheck(run)._foreign(verdict)
+    run.processes.close()
     return verdict.lost
 
 

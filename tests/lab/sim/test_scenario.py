@@ -7,7 +7,17 @@ from random import Random
 import pytest
 
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.scenario import BEGIN_S, LIVENESS_S_MAX, LOOK_S, QUIET_S, TRANSIT_S, FaultTargets, Scenario
+from shoal.lab.sim.scenario import (
+    BEGIN_S,
+    COMMON,
+    LIVENESS_S_MAX,
+    LOOK_S,
+    QUIET_S,
+    TRANSIT_S,
+    FaultTargets,
+    Scenario,
+    Variant,
+)
 from shoal.lab.sim.world.fault_options import FaultOptions
 
 QUIET_AT = BEGIN_S + Scenario.safety_s + Scenario.calm_s
@@ -18,10 +28,10 @@ NEVER = float("inf")
 class OneMessage(Scenario):
     """The last message is confirmed at one time and arrives at another. Nothing else happens."""
 
-    def __init__(self, confirmed_at: float, arrives_at: float) -> None:
+    def __init__(self, confirmed_at: float, arrives_at: float, variant: Variant = COMMON) -> None:
         self.confirmed_at = confirmed_at
         self.arrives_at = arrives_at
-        super().__init__(1)
+        super().__init__(1, variant=variant)
 
     def draw_faults(self, rng: Random) -> FaultOptions:
         return FaultOptions()
@@ -62,3 +72,13 @@ def test_a_world_that_does_not_settle_is_judged_at_last() -> None:
 
     assert run.execute().verdict.violations == ["lost: the message"]
     assert run.world.now >= LIVENESS_S_MAX
+
+
+def test_a_variant_changes_one_run_and_only_attributes_that_exist() -> None:
+    run = OneMessage(NEVER, NEVER, {"liveness_s_max": QUIET_AT + 5.0})
+
+    assert run.execute().verdict.violations == ["lost: the message"]
+    assert run.world.now <= QUIET_AT + 5.0 + LOOK_S
+    assert Scenario.liveness_s_max == LIVENESS_S_MAX
+    with pytest.raises(AttributeError, match="livness"):
+        OneMessage(NEVER, NEVER, {"livness_s_max": 1.0})

@@ -168,8 +168,11 @@ class Arrivals:
             return False
         if countOf(map(type, frames), int) != count:
             return False
-        for _ in frames:
-            inflight.popleft()
+        if count == len(inflight):
+            inflight.clear()
+        else:
+            for _ in frames:
+                inflight.popleft()
         self._publisher.confirmed(lane, count, now)
         return True
 

@@ -61,6 +61,7 @@ class Outgoing:
         "base",
         "beacon_armed",
         "beacon_delay",
+        "bursting",
         "confirmed",
         "lanes",
         "mark_due",
@@ -91,6 +92,9 @@ class Outgoing:
         self.sizes: deque[int] = deque()
         self.lanes: list[Lane] = []
         self.solo: Lane | None = None
+        self.bursting: Lane | None = None
+        """The solo lane while it has sent all messages and its link has a burst that takes the next one: from the first
+        message of a turn until the burst ends."""
         self.tags: LaneState | None = None
         self.waiters: dict[int, object] = {}
         """The callers that wait for the confirmation of a message, by its number."""
@@ -118,6 +122,7 @@ class Outgoing:
         lanes = self.lanes
         self.solo = lanes[0] if len(lanes) == 1 and lanes[0].state is states.LaneState.LIVE else None
         self.tags = None if self.solo is None else self.solo.tags
+        self.bursting = None
 
     @property
     def settled(self) -> bool:
@@ -140,13 +145,20 @@ class Outgoing:
     def confirm(self) -> tuple[int, int]:
         """Moves the confirmed mark to what all lanes have confirmed; returns the number of messages and bytes
         passed."""
-        mark = min(lane.confirmed for lane in self.lanes)
-        count = size = 0
-        while self.confirmed < mark:
-            self.confirmed += 1
-            count += 1
-            size += self.sizes.popleft()
-        return count, size
+        count = max(0, min(lane.confirmed for lane in self.lanes) - self.confirmed)
+        self.confirmed += count
+        return count, self.take_sizes(count)
+
+    def take_sizes(self, count: int) -> int:
+        """The size of the oldest `count` unconfirmed messages, which are confirmed now."""
+        sizes = self.sizes
+        if count == 1:
+            return sizes.popleft()
+        if count == len(sizes):  # the replies to all messages came together
+            size = sum(sizes)
+            sizes.clear()
+            return size
+        return sum([sizes.popleft() for _ in range(count)])
 
     def trim(self, messages_max: int, bytes_max: int) -> int:
         """Drops confirmed messages from the window until it is within its limits; returns the bytes freed."""

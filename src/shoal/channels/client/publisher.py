@@ -38,32 +38,53 @@ BEGUN_MAX: Final = 4096
 
 
 class Publisher:
-    """All outgoing channels of one router. `pending_*` counts unconfirmed messages."""
+    """All outgoing channels of one router.
+
+    `published` and `published_bytes` only grow. Confirmations raise `full_at` and `full_at_bytes`, which they may not
+    pass, so that a message moves two counters and not four."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._messages_max = context.limits.publish_buffer_messages_max
-        self._bytes_max = context.limits.publish_buffer_bytes_max
+        self.published = 0
+        """Messages that were accepted."""
+        self.published_bytes = 0
+        """Their size, with envelopes."""
+        self._freed_bytes = 0
+        """The size of those that are in no resend window any more."""
+        self.full_at = context.limits.publish_buffer_messages_max
+        self.full_at_bytes = context.limits.publish_buffer_bytes_max
+        """Where the publish buffer is full: all that is confirmed or was abandoned, and what fits the buffer."""
         self._outs: dict[bytes, Outgoing] = {}
         self._epoch = 0
         self._begun: dict[int, bytes] = {}
         """The channels of the streams that began last, by epoch."""
         self._meter = HealMeter(context.limits)
         self.asked: dict[int, Lane] = {}
-        self.pending_messages = 0
-        self.pending_bytes = 0
-        self.resend_bytes = 0
         self.turn_s_max = 0.0
         """How much later than its time a message may have been published, at most; see `Router.turn_took`."""
 
+    @property
+    def pending_messages(self) -> int:
+        """Messages that are not confirmed yet."""
+        return self.published - self.full_at + self._context.limits.publish_buffer_messages_max
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their size, with envelopes."""
+        return self.published_bytes - self.full_at_bytes + self._context.limits.publish_buffer_bytes_max
+
+    @property
+    def resend_bytes(self) -> int:
+        """The size of all resend windows."""
+        return self.published_bytes - self._freed_bytes
+
     # The application publishes
 
-    def publish(
-        self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float
-    ) -> tuple[Outgoing, int] | None:
-        """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. None while the
-        publish buffer is full. The caller has checked name and size."""
-        if self.pending_messages >= self._messages_max or self.pending_bytes >= self._bytes_max:
+    def publish(self, channel: bytes, payload: bytes, attributes: bytes, time_us: int, now: float) -> Outgoing | None:
+        """Accepts a message with its encoded attributes; it is sent as soon as its servers may be used. Returns its
+        stream, whose newest message it is; None while the publish buffer is full. The caller has checked name and
+        size."""
+        if self.published >= self.full_at or self.published_bytes >= self.full_at_bytes:
             return None
         out = self._outs.get(channel)
         if out is None:
@@ -86,23 +107,29 @@ class Publisher:
         out.resend_bytes += size
         if out.turn_at != now:
             self._begin_turn(out, now)
-        self.resend_bytes += size
-        self.pending_messages += 1
-        self.pending_bytes += size
-        lane = out.solo
-        if lane is not None and lane.sent == seq - 1 and now < lane.link.usable_until:
-            link = lane.link
+        self.published += 1
+        self.published_bytes += size
+        lane = out.bursting
+        if lane is not None:
             lane.sent = seq
-            if link.burst_lane is lane:  # as `carry` does, inline: a call for each message is measurable
-                link.burst.append(blob)
-            else:
-                link.carry(lane, blob)
-                self._context.touch(link)
+            lane.link.burst.append(blob)
         else:
-            for lane in out.lanes:
-                if lane.state is states.LaneState.LIVE:
-                    self._pump(lane, now)
-        return out, seq
+            self._send(out, blob, now)
+        return out
+
+    def _send(self, out: Outgoing, blob: bytes, now: float) -> None:
+        """Sends the newest message of a stream if its only lane may be used now and has sent all others. The messages
+        of the same turn that follow it go into the same burst."""
+        lane = out.solo
+        if lane is not None and lane.sent == out.seq - 1 and now < lane.link.usable_until:
+            lane.sent = out.seq
+            lane.link.carry(lane, blob)
+            self._context.touch(lane.link)
+            out.bursting = lane
+            return
+        for lane in out.lanes:
+            if lane.state is states.LaneState.LIVE:
+                self._pump(lane, now)
 
     def _begin_turn(self, out: Outgoing, now: float) -> None:
         """The first message at this time: a shell gives all messages of one turn of its loop the same time."""
@@ -111,6 +138,7 @@ class Publisher:
         if now >= out.mark_due:
             out.mark(now)
         out.turn_at = out.published_at = now
+        out.bursting = None  # the lease is checked again
 
     def await_confirm(self, out: Outgoing, seq: int, token: object) -> bool:
         """Asks for a `Confirmed` effect with the token; returns False if the message is confirmed already."""
@@ -306,7 +334,9 @@ class Publisher:
                 lane.step("moved away")
         self._outs.clear()
         self.asked.clear()
-        self.pending_messages = self.pending_bytes = self.resend_bytes = 0
+        self.full_at += self.pending_messages
+        self.full_at_bytes += self.pending_bytes
+        self._freed_bytes = self.published_bytes
         tokens = [token for out in outs for token in out.waiters.values()]
         return Abandoned(tokens, max(0, sum(out.seq - out.confirmed for out in outs) - len(tokens)))
 
@@ -318,9 +348,8 @@ class Publisher:
         lane.confirmed += count
         if len(out.lanes) == 1:
             out.confirmed += count
-            self.pending_messages -= count
-            popleft = out.sizes.popleft
-            self.pending_bytes -= popleft() if count == 1 else sum([popleft() for _ in range(count)])
+            self.full_at += count
+            self.full_at_bytes += out.take_sizes(count)
             if out.waiters:
                 self._wake(out, count)
         else:
@@ -333,15 +362,15 @@ class Publisher:
             self._pump(lane, now)
         limits = self._context.limits
         if len(out.window) > limits.resend_messages_max or out.resend_bytes > limits.resend_bytes_max:
-            self.resend_bytes -= out.trim(limits.resend_messages_max, limits.resend_bytes_max)
+            self._freed_bytes += out.trim(limits.resend_messages_max, limits.resend_bytes_max)
         elif self.resend_bytes > limits.resend_total_bytes_max:
-            self.resend_bytes -= out.trim(0, 0)
+            self._freed_bytes += out.trim(0, 0)
 
     def _settle(self, out: Outgoing) -> None:
         """Moves the confirmed mark of a channel to what all of its lanes have confirmed."""
         count, size = out.confirm()
-        self.pending_messages -= count
-        self.pending_bytes -= size
+        self.full_at += count
+        self.full_at_bytes += size
         self._wake(out, count)
 
     def _wake(self, out: Outgoing, count: int) -> None:
@@ -409,7 +438,7 @@ class Publisher:
         if ANNOUNCE in self._context.rules:
             self._send_beacons(out, now, final=True)
         del self._outs[out.name]
-        self.resend_bytes -= out.resend_bytes
+        self._freed_bytes += out.resend_bytes
         for lane in out.lanes:
             lane.link.lanes.pop(lane, None)
             lane.step("moved away")

@@ -16,7 +16,7 @@ behind them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -50,8 +50,8 @@ LEASE: Final = rule("lease", "A server whose lease has run out is not used for p
 KEY_PROVED: Final = rule("key_proved", "A newer key is used at a server when its agent has shown that it has it too.")
 
 
-Posted: TypeAlias = tuple[Outgoing, int]
-"""An accepted message: its stream and its number there. An argument of `Router.await_confirm`."""
+Posted: TypeAlias = Outgoing
+"""The stream of an accepted message, whose number is `seq` until the next one. See `Router.await_confirm`."""
 
 SERVERS_OWED_MAX: Final = 64
 """Dropped servers whose missed Byes are remembered. Beyond it the agent of a server that comes back keeps this client
@@ -117,7 +117,10 @@ class Router:
         self._inbox = inbox_channel(client)
         self._peer_channel = peer_channel(client)
         self._authentication = Authentication(self._context)
-        self._arrivals = Arrivals(self._context, self._publisher, self._subscriber, self._receiver, self._internal)
+        self.received = Arrivals(
+            self._context, self._publisher, self._subscriber, self._receiver, self._internal
+        ).received
+        """See `Arrivals`: takes frames from a server, in the order in which they came."""
         self._unused: set[bytes] = set()
         self._byes_owed: dict[str, dict[tuple[bool, bytes], bool | None]] = {}
         self._context.lease_over = self._lease_due
@@ -209,6 +212,11 @@ class Router:
     def settled(self) -> bool:
         """Whether everything published is confirmed."""
         return self._publisher.pending_messages == 0
+
+    @property
+    def published(self) -> int:
+        """Messages that were accepted."""
+        return self._publisher.published
 
     @property
     def pending_messages(self) -> int:
@@ -448,10 +456,6 @@ class Router:
         nonce = self._context.next_number()
         link.greeted(nonce, now)
         self._context.tell_agent(link, control.Greet(nonce, self._context.book.version, link.incarnation), seal)
-
-    def received(self, server: str, frames: list[Any], now: float) -> None:
-        """Frames from a server, in the order in which they came."""
-        self._arrivals.received(server, frames, now)
 
     def lost(self, server: str, now: float) -> None:
         """The connection is lost, or could not be opened; the shell waits before it tries again."""

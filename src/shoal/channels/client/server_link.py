@@ -209,18 +209,20 @@ class ServerLink:
         if self.burst_lane is lane:
             self.burst.append(blob)
         else:
-            self.end_burst()
+            if self.burst_lane is not None:
+                self.end_burst()
             self.burst, self.burst_lane = [blob], lane
             self.outbox.append(Burst(lane.out.name, self.burst))
 
     def end_burst(self) -> None:
         """Another command follows, or the outbox is sent."""
-        if self.burst_lane is not None:
+        lane = self.burst_lane
+        if lane is not None:
             if len(self.burst) == 1:
-                self.inflight.append(self.burst_lane)
+                self.inflight.append(lane)
             else:
-                self.inflight.extend(repeat(self.burst_lane, len(self.burst)))
-            self.burst_lane = None
+                self.inflight.extend(repeat(lane, len(self.burst)))
+            self.burst_lane = lane.out.bursting = None
 
     def tell_agent(self, blob: bytes) -> None:
         """Queues a control message to the server's agent."""
@@ -314,8 +316,8 @@ class ServerLink:
 
     def reset(self) -> None:
         """The connection is lost, and everything in flight with it."""
+        self.end_burst()
         self.outbox.clear()
-        self.burst_lane = None
         self.inflight.clear()
         self.listening.clear()
         self.anchor = None

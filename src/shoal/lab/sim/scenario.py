@@ -12,9 +12,10 @@ them and judges what happened (`shoal.lab.sim.scenarios`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 from shoal.lab.sim.checkers import Verdict
@@ -55,6 +56,16 @@ class Outcome:
     digest: bytes = b""
 
 
+Variant = Mapping[str, Any]
+"""Attributes of a scenario that have other values in a run: shares, sizes and times, by name."""
+COMMON: Final[Variant] = MappingProxyType({})
+"""The scenario as it is."""
+
+
+class EndedError(Exception):
+    """Ends a run with a broken rule at its first violation. Raised by an event of its own, outside of shipped code."""
+
+
 @dataclass(frozen=True, slots=True)
 class FaultTargets:
     """The names of the nodes that faults may crash, pause and cut off."""
@@ -71,8 +82,13 @@ class Scenario:
     """How long the safety phase lasts."""
     calm_s = 8.0
     """How long applications go on in a healthy world after it."""
+    liveness_s_max = LIVENESS_S_MAX
+    """When the run ends at the latest, settled or not."""
 
-    def __init__(self, seed: int, trace: bool = False) -> None:
+    def __init__(self, seed: int, trace: bool = False, variant: Variant = COMMON) -> None:
+        for name, value in variant.items():
+            getattr(type(self), name)  # a variant invents no attributes
+            setattr(self, name, value)
         self.world = World(seed, trace=trace)
         rng = self.world.rng("shape")
         options = self.draw_faults(rng)
@@ -149,9 +165,12 @@ class Scenario:
 
     # Participants
 
-    def participant(self, name: str, kind: str, main: Callable[[Process], Coroutine[Any, Any, None]]) -> Node:
-        """Makes a node on which shipped code runs: `main` of a new process, now and after each crash."""
-        node = self.network.node(name)
+    def participant(
+        self, name: str, kind: str, main: Callable[[Process], Coroutine[Any, Any, None]], host: str | None = None
+    ) -> Node:
+        """Makes a node on which shipped code runs: `main` of a new process, now and after each crash. Nodes of one
+        `host` are near each other."""
+        node = self.network.node(name, host)
 
         def start() -> None:
             process = self.processes.new(node)
@@ -196,7 +215,7 @@ class Scenario:
         world.run(quiet_at + QUIET_S_MIN)
         verdict: Verdict | None = None
         ends_at = quiet_at + QUIET_S
-        while world.now < LIVENESS_S_MAX:
+        while world.now < self.liveness_s_max:
             if self.quiet():
                 verdict = self.judge()
                 if not verdict.violations or world.now >= ends_at:

@@ -34,7 +34,7 @@ import msgspec
 
 from shoal.logs import get_log
 from shoal.plan.queue_entry import REVISION_BITS, QueueEntry
-from shoal.plan.queue_mover import first_states, settings_at, wanted_states
+from shoal.plan.queue_mover import first_states, renewed_states, settings_at, wanted_states
 from shoal.plan.queue_report import LOST, QueueReport, QueueStatus
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
@@ -96,6 +96,8 @@ class _Queue:
     retry_at: float = 0.0
     is_here: bool = True
     """Whether the store has the queue, or must have it."""
+    version: int = 0
+    """The version that the store has; 0 if none."""
     shipped: ShardStatus = field(default_factory=ShardStatus)
 
     def reported(self) -> QueueStatus:
@@ -284,7 +286,7 @@ class StoreAgentCore:
                 yield (b"UNLINK", prefix + b"entry")
             case Step.RENEW:
                 words = [b"%d" % word for word in settings_at(queue.entry, self.store).words(queue.entry.version)]
-                letters = first_states(queue.entry, self.store).encode()
+                letters = renewed_states(queue.entry, self.store, queue.version).encode()
                 yield self._ship(prefix, queue.entry, b"renew", letters, *words)
             case Step.SHUT:
                 yield self._ship(prefix, queue.entry, b"shut")
@@ -323,6 +325,7 @@ class StoreAgentCore:
             return Step.READ
         words = [int(word) for word in conf.split()[:CONF_WORDS]] if conf is not None else None
         queue.is_here = words is not None or queue.named
+        queue.version = words[0] if words is not None else 0
         if words is None and not queue.named:
             return Step.DONE if copy is None else Step.UNSHARE
         if words is not None and conf is not None and words[0] != entry.version:

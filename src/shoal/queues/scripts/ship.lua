@@ -10,7 +10,7 @@
 --     export shard since cursor     the next cursor, then records from the cursor on
 --     import shard since facts from to records...   add records; returns the cursor up to which all are here
 --     renew letters CONF...         shards of other stores were abandoned, and the queue has a new version: continue
---                                   under it. Shards that come to this store begin empty
+--                                   under it. Each shard: o continues, e begins here, empty, a is not here
 --     shut                          the shards here were abandoned: nothing is given out or accepted any more
 --     drop shard count              drop up to `count` messages of a shard that is gone; returns whether some are left
 --
@@ -442,11 +442,23 @@ local function size(shard)
   return {messages, bytes, all, ids}
 end
 
--- A shard that moved away earlier may have a rest here that is not dropped yet. It was small enough to be moved.
+-- A shard that continues may be sealed, by a move that was given up. One that begins empty may have a rest here that is
+-- not dropped yet, because it moved away earlier. It was small enough to be moved.
 local function renew(wanted)
   for number = 0, conf.shards - 1 do
-    local shard, letter = text(number), letter_of(number)
-    if string.sub(wanted, number + 1, number + 1) == 'o' and letter ~= 'o' then
+    local want, letter = string.sub(wanted, number + 1, number + 1), letter_of(number)
+    if want == 'o' and letter ~= 'o' and letter ~= 's' then
+      return redis.error_reply('ABSENT shard ' .. text(number) .. ' is not on this store')
+    elseif want == 'e' and letter == 'o' then
+      return redis.error_reply('OPEN shard ' .. text(number) .. ' is open on this store, which the plan does not say')
+    end
+  end
+  redis.call('HSET', shards, 'revision', text(revision))
+  for number = 0, conf.shards - 1 do
+    local shard, want, letter = text(number), string.sub(wanted, number + 1, number + 1), letter_of(number)
+    if want == 'o' and letter == 's' then
+      open_shard(shard)
+    elseif want == 'e' then
       if letter == 's' or letter == 'i' then
         bury_shard(shard)
       end
@@ -471,8 +483,8 @@ if refused then
   end
   make_queue({unpack(ARGV, 6, 17)}, string.rep('a', ARGV[7]))
 elseif (operation == 'renew' or operation == 'shut') and tonumber(version) > conf.version then
-  redis.call('HSET', shards, 'revision', text(revision))
   if operation == 'shut' then
+    redis.call('HSET', shards, 'revision', text(revision))
     shut = string.rep('x', conf.shards)
     conf.paused = 1
     save_conf()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from random import Random
-from typing import Final, Self
+from types import MappingProxyType
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -23,10 +24,10 @@ from shoal.errors import CoordinatorError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelClient
 from shoal.lab.sim.models.redis_node import RedisNode
-from shoal.lab.sim.scenario import BEGIN_S, Outcome
+from shoal.lab.sim.scenario import BEGIN_S, COMMON, EndedError, Outcome, Variant
 from shoal.lab.sim.scenarios.balancer_asks import Asker
 from shoal.lab.sim.scenarios.balancer_checkers import BalancerCheck
-from shoal.lab.sim.scenarios.balancer_load import SHIFT_S, Load, LoadedApp
+from shoal.lab.sim.scenarios.balancer_load import Load, LoadedApp
 from shoal.lab.sim.scenarios.balancer_pins import Pinner
 from shoal.lab.sim.scenarios.balancer_watch import AuditTap, BalancerWatch
 from shoal.lab.sim.scenarios.moves import MovesRun
@@ -61,9 +62,6 @@ STRIKE_S: Final = 0.8
 """A fault may hit the leader within this time after its plan has begun."""
 STRUCK_S: Final = (2.5, 6.0)
 """Duration of that fault, longer than the lease."""
-DEPOSED: Final = 0.3
-"""How often the fault only prevents the leader from renewing its lease. Its process goes on with its state, and leads
-again when the next leader fails."""
 STOPPED_RING: Final = 1.0
 STOPPED_ENTRIES: Final = 0.03
 """How often a leader is paused between a decision and its write: for a ring without some server (which the next leader
@@ -81,10 +79,6 @@ ENDS_IN_ORDER: Final = 0.7
 END_GRACE_S: Final = 0.5
 SPIKE_S: Final = (0.01, 0.1)
 """Extra delay of a spike. With a longer one, a message would count in another second."""
-RECORDED: Final = 0.3
-"""Share of the runs in which one channel is recorded and drained servers stay until their records are archived."""
-ARCHIVE_S: Final = 10.0
-"""The time between two runs of the archive job."""
 WINDOW_BYTES_MIN: Final = 65_536
 """Links are large enough for the load: this scenario does not test congestion."""
 
@@ -123,13 +117,39 @@ class BalancerRun(MovesRun):
     pace = fault_pace = 1.0
     ring_death = 0.1
     silences_share = 0.0
+    ask_pause_s = 5.0
+    """How often proposals are requested."""
+    rival_asks = 0.3
+    """How often two policies are asked at once and both proposals are applied at the same time."""
+    applied_later_s: Sequence[float] = (0.0, 3.0, 9.0)
+    """Times between a proposal and its application."""
+    applied_again = 0.3
+    """How often a proposal is applied a second time."""
+    pinning = 0.5
+    """Share of the runs in which channels are pinned."""
+    pin_pause_s = 5.0
+    pins_released = 0.4
+    deposed = 0.3
+    """How often a fault only prevents the leader from renewing its lease. Its process goes on with its state, and leads
+    again when the next leader fails."""
+    shift_s = 4.0, 10.0
+    """Time between two changes of the load."""
+    rests = True
+    """Whether the run goes on until moves have stopped under steady load."""
+    recorded_share = 0.3
+    """Share of the runs in which one channel is recorded and drained servers stay until their records are archived."""
+    archive_s = 10.0
+    """The time between two runs of the archive job."""
+    fixed_mix: Mapping[str, Any] = MappingProxyType({})
+    fixed_options: Mapping[str, Any] = MappingProxyType({})
+    """What a variant does not leave to the seed."""
 
     mix: BalancerMix
     settings: BalanceSettings
     options: BalancerOptions
     load: Load
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self.leaders: list[str] = []
         self.balance = BalancerWatch(self)
         self.addresses: dict[str, ServerAddress] = {}
@@ -138,7 +158,7 @@ class BalancerRun(MovesRun):
         """When the ring was last written."""
         self.entry_at: dict[bytes, float] = {}
         """When each entry was last written."""
-        super().__init__(seed, rules, trace)
+        super().__init__(seed, rules, trace, variant)
         assert self.operator is not None
         self.operator.mix = dataclasses.replace(self.operator.mix, pause_s=6.0, together=1, flurry=0.0)
         self.balance.sample()
@@ -164,7 +184,7 @@ class BalancerRun(MovesRun):
     def make_shape(self, options: FaultOptions) -> Shape:
         """A longer run with fewer applications, and settings in proportion to it."""
         rng = self.world.rng("balancer")
-        self.mix = BalancerMix.draw(rng)
+        self.mix = dataclasses.replace(BalancerMix.draw(rng), **self.fixed_mix)
         self.agent_capacity_bytes_per_s = self.mix.capacity_bytes_per_s
         self.settings = BalanceSettings(
             window_s=2,
@@ -189,8 +209,9 @@ class BalancerRun(MovesRun):
             join_timeout_s=6.0,
             retry_s=1.5,
             empty_s=3.0,
-            keep_records=self.world.rng("records").random() < RECORDED,
+            keep_records=self.world.rng("records").random() < self.recorded_share,
         )
+        self.options = msgspec.structs.replace(self.options, **self.fixed_options)
         shape = super().make_shape(options)
         limits = msgspec.structs.replace(shape.limits, prepare_timeout_s=rng.choice((3.0, 10.0)))
         return dataclasses.replace(
@@ -276,7 +297,7 @@ class BalancerRun(MovesRun):
         """Archives everything that the servers have recorded so far."""
         for server in self.servers:
             server.model.keys.values[ARCHIVED_KEY] = b"%d" % (server.node.clock() * 1e3 + 1)
-        self.world.after(ARCHIVE_S, self._archive)
+        self.world.after(self.archive_s, self._archive)
 
     def other_nodes(self) -> list[str]:
         """Makes no plain clients, because their load would never be steady."""
@@ -349,7 +370,7 @@ class BalancerRun(MovesRun):
         self.world.at(BEGIN_S + self.shape.safety_s, self._last_move)
 
     def _shift_later(self) -> None:
-        self.world.after(self.world.rng("load").uniform(*SHIFT_S), self._shift)
+        self.world.after(self.world.rng("load").uniform(*self.shift_s), self._shift)
 
     def _shift(self) -> None:
         if self.shifting:
@@ -371,7 +392,7 @@ class BalancerRun(MovesRun):
         """Called when the first request of a plan was written; a fault may hit the leader."""
         rng = self.world.rng("strike")
         if leader and self.faults.active and not self.peaceful and rng.random() < self.mix.struck:
-            if self.world.rng("depose").random() < DEPOSED:
+            if self.world.rng("depose").random() < self.deposed:
                 self._strike("leader deposed with a plan under way", lambda: self._depose(leader))
                 return
             node = self.network.nodes[leader]
@@ -416,6 +437,8 @@ class BalancerRun(MovesRun):
 
     def go_on(self) -> None:
         """Checks that moves stop under steady load."""
+        if not self.rests:
+            return
         world, watch, window_s = self.world, self.balance, self.settings.window_s
         began_at = world.now
         rest_s = SETTLE_WINDOWS[self.options.policy] * window_s
@@ -427,6 +450,24 @@ class BalancerRun(MovesRun):
         watch.at_rest = True
         world.run(world.now + REST_WINDOWS * window_s)
         watch.at_rest = False
+
+    def violated(self) -> None:
+        """A violation was recorded. With a broken rule it ends the run."""
+        if self.rules is not ALL_RULES:
+            self.world.at(self.world.now, self._end_run)
+
+    def _end_run(self) -> None:
+        raise EndedError
+
+    def run_phases(self) -> Outcome:
+        """Runs all phases and judges; with a broken rule, up to the first violation of the balancer."""
+        try:
+            return super().run_phases()
+        except EndedError:
+            verdict = Verdict(messages=len(self.history.messages))
+            for kind, text in self.balance.violations:
+                verdict.violate(kind, text)
+            return self.outcome(verdict)
 
     def checker(self) -> BalancerCheck:
         """The checker of this scenario."""
@@ -462,6 +503,6 @@ class LeaderClient(ModelClient):
         return await super().write_all(writes, fence=fence)
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return BalancerRun(seed, rules, trace).execute()
+    return BalancerRun(seed, rules, trace, variant).execute()

@@ -14,14 +14,7 @@ from shoal.balance.balancer_keys import Ask, AskOutcome
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
 
-PAUSE_S: Final = 5.0
 LOOK_S: Final = 0.5
-LATER_S: Final = (0.0, 3.0, 9.0)
-"""Time between a proposal and its application."""
-RIVAL_SHARE: Final = 0.3
-"""How often two policies are asked at once and both proposals are applied at the same time."""
-AGAIN_SHARE: Final = 0.3
-"""How often a proposal is applied a second time."""
 
 
 class Asker:
@@ -34,7 +27,7 @@ class Asker:
 
     def start(self) -> None:
         """Starts to request proposals, after a while."""
-        pause_s = PAUSE_S if self.run.options.auto else PAUSE_S / 4
+        pause_s = self.run.ask_pause_s / (1 if self.run.options.auto else 4)
         self.run.world.after(self.random.expovariate(1 / pause_s), self._propose)
 
     def _ask(self, ask: Ask) -> str:
@@ -46,8 +39,8 @@ class Asker:
     def _propose(self) -> None:
         if self.run.shifting:
             own = self.random.choice(("", "shoal", "dynamoth"))
-            policies = ("dynamoth", "shoal") if self.random.random() < RIVAL_SHARE else (own,)
-            later_s = self.random.choice(LATER_S)
+            policies = ("dynamoth", "shoal") if self.random.random() < self.run.rival_asks else (own,)
+            later_s = self.random.choice(self.run.applied_later_s)
             for policy in policies:
                 self._wait_for(self._ask(Ask("propose", policy=policy)), later_s)
             self.start()
@@ -65,8 +58,8 @@ class Asker:
         self.run.balance.seen["proposal asked for that moves channels"] += answer.moves > 0
         digest = answer.digest if self.random.random() < 0.95 else "0" * 64
         self.run.world.after(later_s, self._apply, digest)
-        if self.random.random() < AGAIN_SHARE:
-            self.run.world.after(self.random.choice(LATER_S), self._apply, digest)
+        if self.random.random() < self.run.applied_again:
+            self.run.world.after(self.random.choice(self.run.applied_later_s), self._apply, digest)
 
     def _apply(self, digest: str) -> None:
         if self.run.shifting:

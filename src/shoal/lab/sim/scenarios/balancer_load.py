@@ -28,8 +28,6 @@ STEADY_FROM_S: Final = 0.15
 """Offset of the first message in a second of steady load, away from the start of a second on any clock."""
 SILENT_S: Final = 1.0
 """How often a publisher checks whether a silent channel has a rate again."""
-SHIFT_S: Final = (4.0, 10.0)
-"""Time between two changes of the load."""
 FACTORS: Final = (0.0, 0.3, 1.0, 1.0, 1.5)
 """Factors on all rates, from nearly no load to a crowd."""
 

@@ -17,12 +17,8 @@ from shoal.plan.placement import Mode
 if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.balancer import BalancerRun
 
-PINNING: Final = 0.5
-"""Share of the runs in which channels are pinned."""
-PAUSE_S: Final = 5.0
 MOVED_SHARE: Final = 0.5
 """How often a channel is moved and pinned; otherwise it is pinned where it is."""
-RELEASED_SHARE: Final = 0.4
 RELEASED_AFTER_S: Final = (4.0, 12.0)
 
 
@@ -36,11 +32,11 @@ class Pinner:
 
     def start(self) -> None:
         """Starts to pin channels, in some runs."""
-        if self.random.random() < PINNING:
+        if self.random.random() < self.run.pinning:
             self._later()
 
     def _later(self) -> None:
-        self.run.world.after(self.random.expovariate(1 / PAUSE_S), self._pin)
+        self.run.world.after(self.random.expovariate(1 / self.run.pin_pause_s), self._pin)
 
     def _pin(self) -> None:
         run, random = self.run, self.random
@@ -62,7 +58,7 @@ class Pinner:
         store.put(pin_key(channel), encode(Pin(Place(mode, servers), run.world.now)))
         request = MoveRequest(channel, servers, mode, True, f"pin{self._count}", lasting=True)
         store.put(move_key(channel), encode_request(request))
-        if random.random() < RELEASED_SHARE:
+        if random.random() < self.run.pins_released:
             run.world.after(random.uniform(*RELEASED_AFTER_S), self._release, channel)
         self._later()
 

@@ -96,6 +96,7 @@ class BalancerWatch:
         """Records a broken promise, with the time."""
         self.violations.append((kind, f"{text} at t={self.run.world.now:.3f}"))
         self.run.world.note("violation", kind, text)
+        self.run.violated()
 
     @property
     def leaving(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 
 import shoal.channels.agent.session  # noqa: F401 - the agent loads these modules late, and they declare rules
 from shoal.errors import PlanError
-from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenario import COMMON, Outcome, Variant
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.provocations import (
@@ -42,13 +42,12 @@ BREAKS: Final = (
 )
 """The rules that this scenario tests."""
 
-NAPS: Final = 0.6
 NAP_EVERY_S: Final = 2.0
 NAP_S_MAX: Final = 12.0
 NAP_LAPSE_S: Final = (4.0, 5.0)
 NAP_NEWS_S: Final = 1.0
 NAP_AFTER_S: Final = (0.05, 1.5)
-"""In the share `NAPS` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its
+"""In the share `naps` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its
 server leaves the ring and comes back, and `NAP_AFTER_S` longer. The server's agent does not renew its lease for
 `NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end. It hears of the rings
 `NAP_NEWS_S` later, so that it never tells of the one without its server."""
@@ -59,37 +58,27 @@ TALKER_DOWN_S: Final = 0.1
 TALK_S: Final = (0.5, 2.5)
 """How long another application is down, so that it is a new client, and when it publishes after the ring changes."""
 
-IDLE: Final = 0.06
 IDLE_LIMITS: Final = {"publisher_idle_s": 8.0, "gap_timeout_s": 2.0, "heal_retry_s": 0.1}
 IDLE_SHAPE: Final[dict[str, Any]] = {
     "servers": 2, "clients": 4, "channels": 4, "safety_s": 14.0, "burst_pause_s": 2.0, "slow_readers": False,
     "healable": False, "idle": True,
 }  # fmt: skip
-"""The share of the runs in which streams end, what is different then, and how long a subscriber is cut off: longer
-than agents remember streams. These runs are longer, and have fewer participants."""
-GREEDY: Final = 0.06
+"""What is different in runs in which streams end."""
 GREEDY_LIMITS: Final = {
     "control_at_once_max": 60, "control_per_s_max": 30, "new_channels_at_once_max": 10, "new_channels_per_s_max": 5,
 }  # fmt: skip
-"""The share of the runs in which a client with a valid key floods agents, and what each client may ask then."""
-FORGOTTEN: Final = 0.35
-LATE: Final = 0.35
-REPEATED: Final = 0.2
-"""The share of the runs with faults in which each sequence of `provocations` is tried, where the network allows it."""
-ROTATIONS: Final = 0.1
+"""What each client may ask in runs in which a client with a valid key floods agents."""
 ROTATE_S: Final = (0.2, 3.0)
 REVOKE_S: Final = (0.3, 5.0)
 REVOKES: Final = 0.7
 OVERLAP_S: Final = (1.0, 4.0)
-"""In the share `ROTATIONS` of the runs, about every `ROTATE_S`, an operator rotates the agents' secret. After
+"""In the share `rotations` of the runs, about every `ROTATE_S`, an operator rotates the agents' secret. After
 `REVOKE_S` the share `REVOKES` is revoked; the overlap of the others takes `OVERLAP_S`."""
 CUT_OFF_S: Final = (2.5, 4.0)
 SPEAK_S: Final = (0.0, 3.0)
 SPEAK_TIMES: Final = 4
 """How long an agent does not hear of a rotation, so that it does not have the new secret; and when and how often each
 client publishes on its server meanwhile."""
-LATE_SECRETS: Final = 0.3
-"""The share of the runs without other faults in which all agents hear late of a rotation (`LateSecret`)."""
 LEADER_DIES: Final = 0.3
 LEADER_DIES_S: Final = (0.0, 0.6)
 """How often, and how soon, the leader dies after a rotation was requested."""
@@ -177,6 +166,21 @@ CORNERS: Final = {
 }
 """Every corner that a campaign must exercise, and its counter."""
 
+_LATE: Final[dict[str, Any]] = {
+    "late": 1.0, "greedy": 0.0, "idle": 0.0, "fixed_faults": {"tcp_timeout_s": 15.0, "resets_per_s": 0.1},
+    "fixed_shape": {"safety_s": 8.0},
+}  # fmt: skip
+"""Heartbeats arrive after their lease."""
+
+VARIANTS: Final[dict[str, Variant]] = {
+    "repeat": {"liveness_s_max": 60.0},
+    "client_tags": {"liveness_s_max": 60.0},
+    "signatures": _LATE,
+    "fresh_heartbeats": _LATE,
+}
+"""The variant of the scenario in which it soon shows that a rule is broken. A cluster that never settles need not run
+for long. In the same variant the protocol holds."""
+
 
 @dataclass
 class Nap:
@@ -194,19 +198,34 @@ class ChannelsRun(ChannelScenario):
 
     calm_s = 2.4
     """Shorter than in the other scenarios: no move has to end in it."""
+    naps = 0.6
+    """The share of the runs with faults in which subscribers sleep while their servers are out of the ring."""
+    idle = 0.06
+    """The share of the runs in which streams end. These runs are longer, and have fewer participants."""
+    greedy = 0.06
+    """The share of the runs in which a client with a valid key floods agents."""
+    forgotten = 0.35
+    late = 0.35
+    repeated = 0.2
+    """The share of the runs with faults in which each sequence of `provocations` is tried, where the network allows
+    it."""
+    rotations = 0.1
+    """The share of the runs in which an operator rotates the agents' secret."""
+    late_secrets = 0.3
+    """The share of the runs without other faults in which all agents hear late of a rotation (`LateSecret`)."""
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self._naps: dict[str, Nap] = {}
         """Subscribers that sleep, by their server."""
         self._rotates = False
         self._late_secret = False
         self._generations: list[int] = []
-        super().__init__(seed, rules, trace)
+        super().__init__(seed, rules, trace, variant)
 
     def faults_began(self) -> None:
         """In some runs subscribers sleep while their servers are out of the ring."""
         super().faults_began()
-        if not self.network.options.peaceful and self.world.rng("naps").random() < NAPS:
+        if not self.network.options.peaceful and self.world.rng("naps").random() < self.naps:
             self._nap()
         self._provoke()
         if self._rotates:
@@ -216,7 +235,7 @@ class ChannelsRun(ChannelScenario):
         """Begins sequences of faults. One ends with a gap, which should not take long; one needs a network that keeps
         bytes for seconds."""
         options, rng = self.network.options, self.world.rng("provocations")
-        forgotten, late = rng.random() < FORGOTTEN, rng.random() < LATE
+        forgotten, late = rng.random() < self.forgotten, rng.random() < self.late
         if self.shape.idle:
             LongAbsence(self).begin()
         if self._late_secret:
@@ -227,7 +246,7 @@ class ChannelsRun(ChannelScenario):
             ForgottenPublisher(self).begin()
         if late and options.tcp_timeout_s > LATE_S_MAX:
             LateHeartbeats(self).begin()
-        if self.world.rng("repetitions").random() < REPEATED and not self.shape.healable and not self.shape.idle:
+        if self.world.rng("repetitions").random() < self.repeated and not self.shape.healable and not self.shape.idle:
             RepeatedMessage(self).begin()
 
     def _later(self, stream: str, span: tuple[float, float], fn: Callable[[], None]) -> None:
@@ -333,14 +352,14 @@ class ChannelsRun(ChannelScenario):
         """The common shape; in three of ten runs a limit of agents is so small that it is met. In a few, publishers are
         silent for longer than streams last."""
         rng, shape = self.world.rng("bounds"), super().make_shape(options)
-        if self.world.rng("idle").random() < IDLE:
+        if self.world.rng("idle").random() < self.idle:
             return replace(shape, limits=msgspec.structs.replace(shape.limits, **IDLE_LIMITS), **IDLE_SHAPE)
         changes: dict[str, float] = {}
         secret = self.world.rng("secret")
-        self._rotates = secret.random() < ROTATIONS
+        self._rotates = secret.random() < self.rotations
         if self._rotates:
             changes["secret_overlap_s"] = secret.uniform(*OVERLAP_S)
-        elif options.peaceful and self.world.rng("late secrets").random() < LATE_SECRETS:
+        elif options.peaceful and self.world.rng("late secrets").random() < self.late_secrets:
             self._late_secret = True
             self.ring_death = 0.0
             shape = replace(shape, lapses=False)
@@ -349,13 +368,13 @@ class ChannelsRun(ChannelScenario):
                 changes["known_streams_max"] = rng.randint(2, 5)
             case 1:
                 changes |= {"control_at_once_max": rng.choice((4, 12)), "control_per_s_max": rng.choice((5, 20))}
-        greedy = self.world.rng("greed").random() < GREEDY
+        greedy = self.world.rng("greed").random() < self.greedy
         if greedy:
             changes |= GREEDY_LIMITS
         limits = msgspec.structs.replace(shape.limits, **changes)
         return replace(shape, limits=limits, full="known_streams_max" in changes, greedy=greedy)
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return ChannelsRun(seed, rules, trace).execute()
+    return ChannelsRun(seed, rules, trace, variant).execute()

@@ -8,8 +8,11 @@ scenarios themselves are `channels`, `moves`, `recording` and `balancer`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -21,7 +24,7 @@ from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import Interval
 from shoal.lab.sim.models.redis_base import RedisOptions
 from shoal.lab.sim.models.redis_node import RedisNode
-from shoal.lab.sim.scenario import FaultTargets, Scenario
+from shoal.lab.sim.scenario import COMMON, FaultTargets, Scenario, Variant
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.channel_checkers import Expectations, judge
 from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
@@ -69,18 +72,25 @@ class ChannelScenario(Scenario):
     """How often the disk of the coordinator is full for a while."""
     ring_death = 0.5
     """How often an agent dies when the ring changes."""
+    fixed_faults: Mapping[str, Any] = MappingProxyType({})
+    fixed_limits: Mapping[str, Any] = MappingProxyType({})
+    fixed_shape: Mapping[str, Any] = MappingProxyType({})
+    """What a variant does not leave to the seed."""
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self.rules = rules
-        super().__init__(seed, trace)
+        super().__init__(seed, trace, variant)
 
     def draw_faults(self, rng: Random) -> FaultOptions:
         """The faults of links and nodes."""
-        return FaultOptions.draw(rng, self.fault_pace)
+        return replace(FaultOptions.draw(rng, self.fault_pace), **self.fixed_faults)
 
     def draw_shape(self, rng: Random, options: FaultOptions) -> None:
         """The size of the run, and what its applications are like."""
-        self.shape = self.make_shape(options)
+        shape = self.make_shape(options)
+        self.shape = replace(
+            shape, limits=msgspec.structs.replace(shape.limits, **self.fixed_limits), **self.fixed_shape
+        )
         self.safety_s = self.shape.safety_s
 
     def build(self, rng: Random) -> FaultTargets:

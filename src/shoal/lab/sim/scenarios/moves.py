@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 from zlib import crc32
 
@@ -18,7 +20,7 @@ import msgspec
 from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions
-from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenario import COMMON, Outcome, Variant
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.moves_checkers import MovesCheck
 from shoal.lab.sim.scenarios.moves_operator import Operator
@@ -36,17 +38,12 @@ from shoal.wire import control
 from shoal.wire.envelope import BEACON, FOREIGN, HEADER, HEADER_BYTES, INBOX_PREFIX, is_envelope
 
 PLAIN_MAX: Final = 3
-PLAIN_PUBLISHERS: Final = 0.5
-"""Share of the runs in which plain clients publish on every server."""
 BEFORE_MOVES_S: Final = 1.0
 """Time for plain subscribers to subscribe before the first move."""
 LAST_MOVE_S: Final = 4.0
 """The last move is requested at least this long before the applications fall silent."""
 PEACE_S: Final = 10.0
 """Some runs begin with moves without faults, because some promises hold only then. Shorter by the run's pace."""
-PEACEFUL: Final = 0.7
-"""Share of the runs without faults in which the scenario also causes no crashes and no unplanned changes of the
-ring."""
 BURST_PAUSES: Final = 1.5
 """Applications publish less often than in `channels`: what is tested are moves."""
 QUICK_LOAD_S: Final = (0.0, 0.3)
@@ -77,8 +74,15 @@ class MovesRun(ChannelScenario):
     """Higher than in `channels`, because some runs begin with a time without faults."""
     calm_s = 6.5
     """Moves go on in it, and the last ones must end."""
+    plain_publishers = 0.5
+    """Share of the runs in which plain clients publish on every server."""
+    peaceful_share = 0.7
+    """Share of the runs without faults in which the scenario also causes no crashes and no unplanned changes of the
+    ring."""
+    fixed_operator: Mapping[str, Any] = MappingProxyType({})
+    """The rates of `MovesMix` that a variant does not leave to the seed."""
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self.moving = True
         self.sleepers: set[int] = set()
         """Clients that were paused by the operator; their servers may disconnect them for not reading."""
@@ -97,7 +101,7 @@ class MovesRun(ChannelScenario):
         self.plain: list[PlainSubscriber] = []
         self._writers: dict[bytes, str] = {}
         self._copies: Counter[tuple[bytes, int, int, bool]] = Counter()
-        super().__init__(seed, rules, trace)
+        super().__init__(seed, rules, trace, variant)
         self.movable = self.channels + self.quiet_channels + self.idle_channels
         self.operator = Operator(self)
         peace_s = self.world.rng("moves").choice((0.0, 0.0, PEACE_S)) / self.pace
@@ -124,7 +128,7 @@ class MovesRun(ChannelScenario):
             widen_timeout_s=rng.choice((0.2, 0.5, 2.0)),
             notice_retry_s=rng.choice((0.3, 1.0)),
         )
-        self.peaceful = options.peaceful and rng.random() < PEACEFUL
+        self.peaceful = options.peaceful and rng.random() < self.peaceful_share
         if self.peaceful:
             self.ring_death = 0.0
         safety_s = shape.safety_s
@@ -152,7 +156,7 @@ class MovesRun(ChannelScenario):
         rng = self.world.rng("moves")
         for index in range(rng.randint(0, PLAIN_MAX)):
             self.network.node(f"plain{index}")
-        if rng.random() < PLAIN_PUBLISHERS:
+        if rng.random() < self.plain_publishers:
             for server in self.names:
                 PlainPublisher(self.network, f"plain-publisher-{server}", server, self.history, self._foreign_channel)
         return []
@@ -323,6 +327,6 @@ class MovesRun(ChannelScenario):
         self.exercised.update(self.watch.seen)
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return MovesRun(seed, rules, trace).execute()
+    return MovesRun(seed, rules, trace, variant).execute()

@@ -1,14 +1,16 @@
 """The corners that a campaign of the scenario `moves` must exercise, and the rules that it can break.
 
-Owns the two lists and the names of the counters.
+Owns the two lists, the names of the counters, and the variants in which broken rules show.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
+from shoal.lab.sim.scenario import Variant
 from shoal.lab.sim.scenarios.moves_provocation import SilentPublisher, UnheardPublisher
 from shoal.lab.sim.scenarios.provocations import FullDisk
+from shoal.lab.sim.world.fault_options import RATES
 from shoal.plan.entry import Phase
 from shoal.plan.placement import Mode
 
@@ -91,3 +93,16 @@ CORNERS: Final = {
     "power failure": "crash_power",
 }
 """Every corner that a campaign must exercise, and its counter."""
+
+VARIANTS: Final[dict[str, Variant]] = {
+    "all_unended_placements": {
+        "plain_publishers": 1.0, "peaceful_share": 1.0, "fixed_faults": dict.fromkeys(RATES, 0.0),
+        "fixed_operator": {
+            "pause_s": 0.4, "together": 4, "eager": 0.5, "back": 0.5, "flurry": 0.3, "deadly": 0.0, "naps_per_s": 0.0,
+        },
+        "fixed_shape": {"servers": 4, "safety_s": 9.0},
+    },
+    "whole_resync": {"silences_share": 1.0, "fixed_faults": {"resets_per_s": 0.1}},
+}  # fmt: skip
+"""The variant of the scenario in which it soon shows that a rule is broken: messages of plain clients reach a channel
+that has many placements; a publisher is silent while an agent restarts. In the same variant the protocol holds."""

@@ -6,7 +6,7 @@ clients. Never touches how a move is carried out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Final, Self
 
@@ -61,7 +61,7 @@ class Operator:
     def __init__(self, run: MovesRun) -> None:
         self.run = run
         self.random = run.world.rng("operator")
-        self.mix = MovesMix.draw(self.random)
+        self.mix = replace(MovesMix.draw(self.random), **run.fixed_operator)
         self.asked: dict[bytes, Kind] = {}
         """The last request of each channel."""
         self._count = 0

@@ -1,17 +1,20 @@
 """The scenario `queue`: producers and consumers of one queue on one to three stores, under faults.
 
-Owns the participants and their applications: the shipped `Queue` with its cores, the shipped movers of the stores'
-agents, and the shipped scripts on models of stores, which keep their keys through crashes because they answer only
-after they have synced. Handlers are quick, slow or fail; some messages always fail. The stores' times of day jump,
-replies and pushes are lost with connections. In runs with several stores shards move between them (`queue_moves`). The
-checks are in `queue_history`.
+Owns the participants and their applications. Clients, stores' agents and leaders are the shipped ones, and so are the
+scripts on models of stores, which keep their keys through crashes because they answer only after they have synced.
+Handlers are quick, slow or fail; some messages always fail. The stores' times of day jump, replies and pushes are lost
+with connections. In runs with several stores shards move between them (`queue_moves`), and an observer reads the
+statistics meanwhile. The checks are in `queue_history`.
+
+In most runs an operator requests the queue before clients come. In the share `BUS_SHARE` clients create it: they have
+a whole bus, and ask the agent of a channel server. In the others they have the part of a bus that queues need.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -19,6 +22,12 @@ from typing import Final
 
 import msgspec
 
+from shoal.bus.client import Bus
+from shoal.bus.plan_source import PlanSource
+from shoal.bus.queues import BusQueues
+from shoal.channels.agent.process import Agent, AgentOptions
+from shoal.channels.client.context import QueueAnswered
+from shoal.channels.telemetry import loop_image
 from shoal.errors import AlreadyAcceptedError, JobLostError, QueueError, QueueUnavailableError, ShoalError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import number_in, payload_of
@@ -33,26 +42,40 @@ from shoal.lab.sim.scenarios.queue_history import (
     QueueHistory,
     StoredQueue,
 )
-from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveLeader, merged
+from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, counting_store, counts, merged
 from shoal.lab.sim.world.fault_options import FaultOptions
-from shoal.lab.sim.world.process import Process
-from shoal.limits import DEFAULT_LIMITS
-from shoal.plan.queue_entry import QueueEntry
+from shoal.lab.sim.world.process import COORDINATOR_URL, Process
+from shoal.leader.leader_timeouts import LeaderTiming
+from shoal.leader.leadership import Leader
+from shoal.limits import DEFAULT_LIMITS, Limits
+from shoal.plan.format import VALUE as FORMAT_VALUE
+from shoal.plan.keys import FORMAT_KEY, RING_KEY
 from shoal.plan.queue_settings import QueueSettings
-from shoal.plan.ring import ServerAddress
+from shoal.plan.ring import Ring, ServerAddress
+from shoal.plan.signature import Signer, Verifier
+from shoal.queues.agent.process import StoreAgent, StoreAgentOptions
 from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, WAKE_POLL
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import Job
-from shoal.queues.keyspace.collections import Values
+from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
-from shoal.queues.mover_shell import MoverShell
 from shoal.queues.producer import SAFE_PUT
-from shoal.queues.queue import MOVE_ORDER, NewMessage, Queue, QueueContext
-from shoal.queues.script_loader import RULES, load_scripts
+from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, NewMessage, Queue
+from shoal.queues.script_loader import RULES
 from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 
-BREAKS: Final = (*RULES, SAFE_PUT, WAKE_POLL, GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, MOVE_ORDER)
+BREAKS: Final = (
+    *RULES,
+    SAFE_PUT,
+    WAKE_POLL,
+    GIVE_AT_BOUNDARY,
+    LEASE_BEFORE_START,
+    MOVE_CONFIRM,
+    MOVE_ORDER,
+    FRESH_PLACES,
+    RETURN_CHECK,
+)
 """The rules that this scenario tests."""
 
 CORNERS: Final = {
@@ -80,6 +103,11 @@ CORNERS: Final = {
     "partition": "partition",
     "pause": "pause",
     "clock jump": "clock jump",
+    "agent crash": "agent crash",
+    "leader crash": "leader crash",
+    "coordinator crash": "coordinator crash",
+    "queue created by a client": "created by a client",
+    "statistics while a shard moves": "statistics in a move",
     **MOVE_CORNERS,
 }
 """Every corner that a campaign must exercise, and its counter."""
@@ -92,14 +120,19 @@ SETTINGS: Final = QueueSettings(
     shards=4, messages_max=30, bytes_max=20_000, lease_s=5.0, dedupe_s=15.0, attempts_max=3, dead_max=1000
 )
 LIMITS: Final = msgspec.structs.replace(
-    DEFAULT_LIMITS,
-    connect_timeout_s=2.0,
-    queue_put_timeout_s=8.0,
-    shard_prepare_timeout_s=4.0,
-    shard_copy_timeout_s=6.0,
+    DEFAULT_LIMITS, clock_drift_max=0.05, connect_timeout_s=2.0, queue_put_timeout_s=8.0
 )
-ENTRY_READ_S: Final = (0.001, 0.05)
-"""How long a client or an agent waits for an entry, which may change meanwhile."""
+PREPARE_S: Final = (0.2, 4.0, 4.0)
+COPY_S: Final = (0.3, 6.0, 6.0)
+"""The timeouts of phases: a move under the short ones is often given up."""
+TIMING: Final = LeaderTiming(keeper_lease_s=1.2, keeper_poll_s=0.4)
+LEADERS: Final = ("leader-0", "leader-1")
+SERVER: Final = "s1"
+BUS_SHARE: Final = 0.125
+LOSS_SHARE: Final = 0.7
+"""In this share of the runs without other faults and with several stores, shards of one are abandoned."""
+OBSERVE_S: Final = 0.8
+"""About how often the observer reads the statistics."""
 POISON_SHARE: Final = 0.03
 """Share of the messages that always fail."""
 LONG_SHARE: Final = 0.3
@@ -128,7 +161,7 @@ class QueueRun(Scenario):
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
         self.rules = rules
         self.history = QueueHistory()
-        self.created = False
+        self.prefix = KEY_PREFIX + NAME.encode() + b":"
         self.producing: set[str] = set()
         self.job_streams: list[JobStream] = []
         super().__init__(seed, trace)
@@ -153,31 +186,78 @@ class QueueRun(Scenario):
         self.in_flight = rng.choice((1, 4, 16))
         self.store_count = rng.choice((1, 2, 2, 3))
         self.move_every_s = rng.choice((0.3, 1.0, 3.0))
+        self.with_bus = rng.random() < BUS_SHARE
+        self.loses_store = options.peaceful and self.store_count > 1 and rng.random() < LOSS_SHARE
+        self.limits: Limits = msgspec.structs.replace(
+            LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
+        )
 
     def build(self, rng: Random) -> FaultTargets:
-        """Stores with their agents, producers and consumers."""
+        """Leaders, stores with their agents, producers, consumers and an observer."""
+        self.signer = Signer(rng.randbytes(32))
         names = STORES[: self.store_count]
         self.stores = {name: self._store(name) for name in names}
-        addresses = tuple(ServerAddress(name, name, 1) for name in names)
-        entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, addresses[:1], (0,) * SETTINGS.shards)
-        self.leader = MoveLeader(
-            self.world, LIMITS, entry, self.exercised, self.move_every_s, self._kill, lambda name: self._values(name)
-        )
-        self.leader.stores = addresses
+        self.operator = MoveOperator(self, NAME.encode(), Verifier(self.signer.public), names, self.move_every_s)
+        for name in LEADERS:
+            self.participant(name, "leader", self._lead)
+        agents = [f"agent-{name}" for name in names]
+        for name in names:
+            agent = partial(self._run_agent, ServerAddress(name, name, 1))
+            self.participant(f"agent-{name}", "agent", agent, f"host-{name}")
+        others = self._make_server() if self.with_bus else []
+        if not self.with_bus:
+            self._write_ring()
+            self.operator.create(SETTINGS)
         producers = [f"producer-{number}" for number in range(self.producer_count)]
         consumers = [f"consumer-{number}" for number in range(self.consumer_count)]
-        agents = [f"agent-{name}" for name in names] if self.store_count > 1 else []
-        for address, name in zip(addresses, agents, strict=False):
-            self.participant(name, "agent", partial(self._run_agent, address))
         for name in producers:
             self.participant(name, "producer", self._produce)
         for name in consumers:
             self.participant(name, "consumer", self._consume)
-        everyone = [*names, *agents, *producers, *consumers]
-        return FaultTargets(everyone, [*agents, *producers, *consumers], everyone)
+        if self.loses_store:
+            self.participant("sleeper", "producer", self._sleep)
+        clients = [*producers, *consumers]
+        if self.store_count > 1:
+            clients.append(self.participant("observer", "observer", self._observe).name)
+        machines = [*agents, *LEADERS, "coordinator", *others]
+        return FaultTargets([*names, *machines, *clients], [*machines, *clients], [*names, *machines, *clients])
+
+    def _write_ring(self) -> None:
+        """A ring whose server is gone: this cluster has queues only."""
+        ring = Ring(1, (ServerAddress(SERVER, SERVER, 1),), lease_ms=round(1000 * self.limits.server_lease_s))
+        self.coordinator.store.put(FORMAT_KEY, FORMAT_VALUE)
+        self.coordinator.store.put(RING_KEY, self.signer.ring(ring))
+
+    def _make_server(self) -> list[str]:
+        """A channel server with its agent, which clients ask for the queue."""
+        server = RedisNode(self.network, SERVER, host=f"host-{SERVER}")
+        server.node.on_crash = lambda: self.died("server", SERVER)
+        self.participant(f"agent-{SERVER}", "server agent", self._watch_server, f"host-{SERVER}")
+        return [f"agent-{SERVER}"]
+
+    async def _watch_server(self, process: Process) -> None:
+        options = AgentOptions(address=ServerAddress(SERVER, SERVER, 1), url=COORDINATOR_URL, limits=self.limits)
+
+        async def loaded() -> None:
+            loop_image.load_image()
+
+        await Agent(options, process.runtime, self.rules).work(loaded)
+
+    async def _lead(self, process: Process) -> None:
+        node, runtime = process.node, process.runtime
+        async with await runtime.coordinator(COORDINATOR_URL, self.limits.server_lease_s / 2) as coordinator:
+            await Leader(
+                coordinator, self.signer, self.limits, TIMING, [SERVER], f"{node.name}/{node.incarnation}",
+                runtime.random, self.rules, wall=runtime.wall,
+            ).run()  # fmt: skip
+
+    async def _run_agent(self, address: ServerAddress, process: Process) -> None:
+        """The agent of a store."""
+        options = StoreAgentOptions(address=address, url=COORDINATOR_URL, limits=self.limits)
+        await StoreAgent(options, process.runtime, self.rules).work()
 
     def _store(self, name: str) -> RedisNode:
-        store = RedisNode(self.network, name)
+        store = RedisNode(self.network, name, host=f"host-{name}")
         restart = store.node.on_restart
         assert restart is not None
 
@@ -190,31 +270,20 @@ class QueueRun(Scenario):
         store.node.on_crash = lambda: self.died("store", name)
         return store
 
-    def _values(self, store: str) -> Values:
+    def values(self, store: str) -> Values:
+        """The keys of a store."""
         return self.stores[store].model.keys.values
 
-    def _kill(self, store: str, what: str) -> None:
-        self.faults.crash(self.network.nodes[store if what == "store" else f"agent-{store}"])
+    def kill(self, name: str) -> bool:
+        """Crashes a node now; returns whether it ran and faults are on."""
+        node = self.network.nodes[name]
+        was_up = node.up and self.faults.active
+        self.faults.crash(node)
+        return was_up
 
-    async def _run_agent(self, address: ServerAddress, process: Process) -> None:
-        """The agent of a store: it learns of entries and carries them out."""
-        rng = self.world.rng(f"agent/{process.node.name}/{process.node.incarnation}")
-        mover = MoverShell(
-            NAME,
-            address,
-            load_scripts(self.rules),
-            lambda: (None, None),
-            lambda status: self.leader.report(address.id, status),
-            LIMITS,
-            process.runtime,
-        )
-        running = asyncio.create_task(mover.run())
-        while not running.done():
-            entry = self.leader.entry
-            await asyncio.sleep(rng.uniform(*ENTRY_READ_S))
-            if self.created:
-                mover.observe(entry)
-        await running
+    def violated(self, kind: str, text: str) -> None:
+        """Records a violation that was found while the run went on."""
+        self.history.violations.append((kind, text))
 
     def died(self, kind: str, name: str) -> None:
         """Counts a crash, and ends the jobs of a consumer."""
@@ -223,9 +292,22 @@ class QueueRun(Scenario):
         self.history.process_ended(f"{name}/{incarnation}", self.world.now)
         self.producing.discard(f"{name}/{incarnation}")
 
+    def formed(self) -> bool:
+        """The queue exists and all requests are carried out."""
+        return self.operator.entry is not None and not self.operator.asked
+
+    def begin_safety(self) -> None:
+        """Shards begin to move."""
+        if not self.formed():
+            self.violated("unsettled", f"the queue was not created by t={self.world.now:.3f}, before any fault")
+        if self.store_count > 1:
+            self.operator.start()
+        if self.loses_store:
+            self.operator.lose_store()
+
     def go_on(self) -> None:
         """The last move ends."""
-        self.leader.going = False
+        self.operator.going = False
 
     def faults_began(self) -> None:
         """In some runs the store's clock jumps."""
@@ -241,43 +323,91 @@ class QueueRun(Scenario):
 
     # Applications
 
-    def _new_queue(self, process: Process) -> Queue:
-        made: list[Queue] = []
-        rng = self.world.rng(f"find/{process.node.name}/{process.node.incarnation}")
+    @contextlib.asynccontextmanager
+    async def _queue(self, process: Process) -> AsyncGenerator[Queue, None]:
+        """The queue as a client has it, from its whole bus or from the part for queues."""
+        runtime = process.runtime
+        if self.with_bus:
+            bus = Bus(COORDINATOR_URL, limits=self.limits, runtime=runtime, rules=self.rules)
+            while True:
+                try:
+                    await bus.open()
+                    break
+                except ShoalError:
+                    await asyncio.sleep(0.1)
+            try:
+                yield bus.queue(NAME)
+            finally:
+                with contextlib.suppress(ShoalError):
+                    await bus.aclose()
+            return
+        while self.operator.entry is None:  # noqa: ASYNC110 - clients share no event loop
+            await asyncio.sleep(0.1)
+        source = PlanSource(lambda: COORDINATOR_URL, self.limits.connect_timeout_s, runtime)
+        queues = BusQueues(source, Verifier(self.signer.public), self.limits, runtime, self.rules, _no_agent)
+        try:
+            yield queues.queue(NAME)
+        finally:
+            with contextlib.suppress(ShoalError):
+                await queues.aclose()
 
-        async def find(name: str) -> QueueEntry:
-            entry = self.leader.entry
-            await asyncio.sleep(rng.uniform(*ENTRY_READ_S))
-            return entry
+    async def _create(self, queue: Queue) -> None:
+        """The queue exists, with the settings of this scenario."""
+        while True:
+            try:
+                made = await queue.create(SETTINGS)
+                self.exercised["created by a client"] += made
+                return
+            except ShoalError:
+                await asyncio.sleep(0.1)
 
-        context = QueueContext(LIMITS, process.runtime, lambda: (None, None), find, self.rules)
-        made.append(Queue(NAME, context, lambda name: made[0]))
-        return made[0]
+    async def _observe(self, process: Process) -> None:
+        """Reads the statistics: they count every message that is certainly there."""
+        rng = self.world.rng(f"observer/{process.node.incarnation}")
+        async with self._queue(process) as queue:
+            while True:
+                await asyncio.sleep(rng.expovariate(1 / OBSERVE_S))
+                began, moving = self.world.now, self._moves
+                try:
+                    count = (await queue.stats()).messages
+                except ShoalError:
+                    continue
+                self.exercised["statistics in a move"] += moving or self._moves
+                sure = self.history.surely_stored(began, SETTINGS.attempts_max)
+                if count < sure:
+                    text = f"{count} messages at t={began:.3f} to {self.world.now:.3f}, when {sure} were there"
+                    self.violated("undercounted", text)
+
+    @property
+    def _moves(self) -> bool:
+        return self.operator.entry is not None and self.operator.entry.move is not None
 
     async def _produce(self, process: Process) -> None:
         me = f"{process.node.name}/{process.node.incarnation}"
         rng = self.world.rng(f"app/{me}")
-        queue = self._new_queue(process)
         self.producing.add(me)
-        while not self.created:
-            try:
-                await queue.create(SETTINGS)
-                self._begin_moves()
-            except ShoalError:
-                await asyncio.sleep(0.1)
-        while self.active:
-            pauses = [0.0, *(rng.uniform(0.0, PUTS_S) for _ in range(rng.choice((0, 0, 5))))]
-            await asyncio.gather(*(self._put_some(queue, me, rng, pause_s) for pause_s in pauses))
-            await asyncio.sleep(rng.expovariate(1 / self.pace_s))
-        for _ in range(END_PUTS):
-            await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
+        async with self._queue(process) as queue:
+            await self._create(queue)
+            while self.active:
+                pauses = [0.0, *(rng.uniform(0.0, PUTS_S) for _ in range(rng.choice((0, 0, 5))))]
+                await asyncio.gather(*(self._put_some(queue, me, rng, pause_s) for pause_s in pauses))
+                await asyncio.sleep(rng.expovariate(1 / self.pace_s))
+            for _ in range(END_PUTS):
+                await self._put(queue, me, rng, [f"k{rng.randrange(self.key_count)}"], [""], False, "wait")
         self.producing.discard(me)
 
-    def _begin_moves(self) -> None:
-        """The queue exists."""
-        if not self.created and self.store_count > 1:
-            self.leader.start()
-        self.created = True
+    async def _sleep(self, process: Process) -> None:
+        """A producer that is silent while a store is away, and puts when it is back."""
+        me = f"{process.node.name}/{process.node.incarnation}"
+        rng = self.world.rng(f"app/{me}")
+        keys, ids = [f"k{number}" for number in range(self.key_count)], [""] * self.key_count
+        async with self._queue(process) as queue:
+            await self._create(queue)
+            await self._put(queue, me, rng, keys, ids, False, "raise")
+            while not self.operator.returned:  # noqa: ASYNC110 - clients share no event loop
+                await asyncio.sleep(0.05)
+            self.exercised["put after the return"] += 1
+            await self._put(queue, me, rng, keys, ids, False, "raise")
 
     async def _put_some(self, queue: Queue, me: str, rng: Random, pause_s: float) -> None:
         await asyncio.sleep(pause_s)
@@ -325,24 +455,27 @@ class QueueRun(Scenario):
         rng = self.world.rng(f"app/{me}")
         settings = ConsumerSettings(slow_after_s=0.5, slow_rest_s=1.0, quantum_messages=10, key_messages=4)
         while True:
-            queue = self._new_queue(process)
-            jobs = queue.take(max_in_flight=self.in_flight, settings=settings)
-            self.job_streams.append(jobs)
-            stays_s = rng.choice((2.0, 1000.0)) if self.active else None
-            drains = stays_s is not None and rng.random() < 0.5
-            try:
-                async with asyncio.timeout(None if drains else stays_s):
-                    async with jobs:
-                        if drains and stays_s is not None:
-                            asyncio.get_running_loop().call_later(stays_s, jobs.drain)
-                        await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
-                        self.exercised["drained"] += 1
-            except TimeoutError:
-                self.exercised["left"] += 1
-            except QueueError:
-                await asyncio.sleep(0.2)
-            with contextlib.suppress(ShoalError):
-                await queue.aclose()
+            async with self._queue(process) as queue:
+                await self._create(queue)
+                await self._take(queue, me, rng, settings, process)
+
+    async def _take(self, queue: Queue, me: str, rng: Random, settings: ConsumerSettings, process: Process) -> None:
+        """One stay of a consumer."""
+        jobs = queue.take(max_in_flight=self.in_flight, settings=settings)
+        self.job_streams.append(jobs)
+        stays_s = rng.choice((2.0, 1000.0)) if self.active else None
+        drains = stays_s is not None and rng.random() < 0.5
+        try:
+            async with asyncio.timeout(None if drains else stays_s):
+                async with jobs:
+                    if drains and stays_s is not None:
+                        asyncio.get_running_loop().call_later(stays_s, jobs.drain)
+                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
+                    self.exercised["drained"] += 1
+        except TimeoutError:
+            self.exercised["left"] += 1
+        except QueueError:
+            await asyncio.sleep(0.2)
 
     async def _work(self, jobs: JobStream, me: str, rng: Random, clock: Callable[[], float]) -> None:
         """One worker. `clock` also advances while the process is paused."""
@@ -353,11 +486,10 @@ class QueueRun(Scenario):
                 return not job.core.settled and job.core.key.core.holds(job.core.key, clock())
 
             number = number_in(job.payload)
-            again = any(start.number == number for start in self.history.starts)
-            self.exercised["redelivered"] += again
-            if self._stored.token_of(job.key) != core.key.token:
+            self.exercised["redelivered"] += number in self.history.started
+            if self._token_of(job.key) != core.key.token and not self.history.is_abandoned(number):
                 text = f"{number} of {job.key!r} started at {me} at t={self.world.now:.3f}, which does not hold the key"
-                self.history.violations.append(("unowned", text))
+                self.violated("unowned", text)
             start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
             try:
                 slow = self.slow and rng.random() < 0.2
@@ -377,6 +509,7 @@ class QueueRun(Scenario):
                 cores = jobs.cores
                 start.certain = not any(one.counters["rejoined"] or one.left for one in cores)
                 start.certain = start.certain and not core.key.failure and not core.key.uncertain
+                start.certain = start.certain and self._is_current(core.key.token)
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
@@ -386,25 +519,48 @@ class QueueRun(Scenario):
 
     @property
     def _stored(self) -> StoredQueue:
-        prefix = KEY_PREFIX + NAME.encode() + b":"
         if self.store_count == 1:
-            return StoredQueue(self._values(STORES[0]), prefix)
-        stores = [(name, self._values(name)) for name in self.stores]
-        return StoredQueue(merged(self.leader.entry, stores, prefix), prefix)
+            return StoredQueue(self.values(STORES[0]), self.prefix)
+        stores = [(name, self.values(name)) for name in self.current_stores]
+        entry = self.operator.entry
+        return StoredQueue(merged(entry, stores, self.prefix) if entry is not None else {}, self.prefix)
+
+    def _is_current(self, token: bytes) -> bool:
+        """Whether a token is of the plan's version. An abandon ends older ones while requests are on their way."""
+        entry = self.operator.entry
+        return entry is not None and int(token.partition(b".")[0]) == entry.version
+
+    def _token_of(self, key: bytes) -> bytes:
+        """The token under which a key is held; empty if it is not."""
+        entry = self.operator.entry
+        assert entry is not None, "a message was put"
+        stores = [(name, self.values(name)) for name in self.current_stores]
+        shard = entry.shard_of(key)
+        owners = self.values(counting_store(entry, stores, self.prefix, shard)).get(self.prefix + b"%d:owners" % shard)
+        return owners.fields[key].split()[1] if isinstance(owners, Hash) and key in owners.fields else b""
 
     def _check_bound(self) -> None:
         """The bound is exact on one store. On several, each shard counts on the store where it was put."""
         count = len(self._stored.numbers(_number_of))
         if count > SETTINGS.messages_max * (1 if self.store_count == 1 else SETTINGS.shards):
-            self.history.violations.append(("over bound", f"{count} messages at t={self.world.now:.3f}"))
+            self.violated("over bound", f"{count} messages at t={self.world.now:.3f}")
 
     def quiet(self) -> bool:
         """Whether producers have ended, no shard moves and the queue is empty, or nothing will change any more."""
-        moves = self.leader.entry.move is not None or any(
-            key.endswith(b":ship") for name in self.stores for key in self._values(name)
-        )
-        work = moves or bool(self._stored.numbers(_number_of))
+        work = not self._settled or bool(self._stored.numbers(_number_of))
         return not self.producing and (not work or self.world.now > 200.0)
+
+    @property
+    def current_stores(self) -> list[str]:
+        """All stores but those where the queue was abandoned."""
+        entry = self.operator.entry
+        return [name for name in self.stores if entry is None or counts(entry, name, self.values(name), self.prefix)]
+
+    @property
+    def _settled(self) -> bool:
+        """Whether no shard moves, no request waits, and no store has something to drop."""
+        ships = any(key.endswith(b":ship") for name in self.current_stores for key in self.values(name))
+        return not ships and not self._moves and not self.operator.asked
 
     def judge(self) -> Verdict:
         """The verdict on everything so far."""
@@ -421,10 +577,12 @@ class QueueRun(Scenario):
             for name in COUNTED if jobs.started else ():
                 self.exercised[f"consumer {name}"] += sum(core.counters[name] for core in jobs.cores)
             self.exercised["key rehomed"] += jobs.rehomed
+        if not self._settled:
+            verdict.violate("unsettled", f"a move or a request has not ended: {self.operator.entry}")
         stored = self._stored
         numbers = stored.numbers(_number_of)
-        for name in self.stores:
-            one = StoredQueue(self._values(name), stored.prefix)
+        for name in self.current_stores:
+            one = StoredQueue(self.values(name), stored.prefix)
             if not numbers and (left := sorted(one.leftovers())):
                 verdict.violate("growth", f"an empty queue keeps {left[:3]} on {name}")
             held = len(one.numbers(_number_of))
@@ -436,6 +594,10 @@ class QueueRun(Scenario):
         puts = [(put.number, put.key, put.outcome, put.answered_at or 0.0) for put in self.history.puts.values()]
         starts = [(start.number, start.consumer, start.at, start.end) for start in self.history.starts]
         return [puts, starts]
+
+
+async def _no_agent(name: bytes, settings: bytes) -> QueueAnswered:
+    raise AssertionError(f"queue {name!r} exists, but a client asks for it")
 
 
 def _number_of(stored: bytes) -> int:

@@ -6,8 +6,8 @@ scripts: every message carries a number in its payload, and the store's keys are
 The promises: an accepted message is processed (lost, starved), messages of a producer and key in order (reordered), by
 one consumer at a time (overlapped), which holds the key when a message starts (unowned); a confirmed `done` is final
 (redone) and true (stale done, false alarm); an id is accepted once (accepted twice); a dead letter has had its attempts
-(early dead letter); the queue stays within its bound (over bound) and an empty one keeps nothing but what it must
-remember (growth).
+(early dead letter); the queue stays within its bound (over bound), an empty one keeps nothing but what it must
+remember (growth), and statistics count every message that is certainly there (undercounted).
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Put:
     called_at: float
     outcome: str = UNKNOWN
     answered_at: float | None = None
+    abandoned: bool = False
+    """Whether an operator gave up the shard of its key after the call."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class QueueHistory:
 
     puts: dict[int, Put] = field(default_factory=dict)
     starts: list[Start] = field(default_factory=list)
+    started: set[int] = field(default_factory=set)
+    """The numbers of messages that were handed out."""
     violations: list[tuple[str, str]] = field(default_factory=list)
     """Found while the run went on."""
     seen: Counter[str] = field(default_factory=Counter)
@@ -79,8 +83,13 @@ class QueueHistory:
 
     def start(self, number: int, key: str, consumer: str, at: float, holds: Callable[[], bool]) -> Start:
         """Record that a message was handed out, and check that no other consumer holds its key."""
+        self.started.add(number)
         if number not in self.puts:
             self.violations.append(("invented", f"{consumer} got a message that was never put"))
+        if self.is_abandoned(number):
+            started = Start(number, key, consumer, at, holds)
+            self.starts.append(started)
+            return started
         other = self._last.get(key)
         if other is not None and other.ended_at is None and other.consumer != consumer and other.holds():
             what = f"{key} went to {consumer} at t={at:.3f}, while {other.consumer} held it"
@@ -88,6 +97,32 @@ class QueueHistory:
         started = self._last[key] = Start(number, key, consumer, at, holds)
         self.starts.append(started)
         return started
+
+    def surely_stored(self, since: float, attempts_max: int) -> int:
+        """How many messages were in the queue from a time until now: accepted before, and neither done nor failed nor
+        at their last attempt."""
+        starts = Counter(start.number for start in self.starts)
+        ended = {start.number for start in self.starts if start.end in ("done", "fail")}
+        return sum(
+            put.outcome == ACCEPTED
+            and not put.abandoned
+            and (put.answered_at or since) < since
+            and put.number not in ended
+            and starts[put.number] < attempts_max
+            for put in self.puts.values()
+        )
+
+    def abandon(self, concerns: Callable[[str], bool]) -> None:
+        """An operator gives up the shards of some keys: what was put before is lost."""
+        for put in self.puts.values():
+            put.abandoned = put.abandoned or concerns(put.key)
+        for key in [key for key in self._last if concerns(key)]:
+            del self._last[key]
+
+    def is_abandoned(self, number: int) -> bool:
+        """Whether the shard of a message was given up after it was put."""
+        put = self.puts.get(number)
+        return put is not None and put.abandoned
 
     def process_ended(self, name: str, at: float) -> None:
         """A process crashed: its jobs ended with it."""
@@ -122,13 +157,6 @@ class StoredQueue:
             found[read(named[b"body"])] = int(named[b"attempts"])
         return found
 
-    def token_of(self, key: bytes) -> bytes:
-        """The token under which a key is held; empty if it is not."""
-        for name, value in self.values.items():
-            if name.endswith(b":owners") and isinstance(value, Hash) and key in value.fields:
-                return value.fields[key].split()[1]
-        return b""
-
     def counted_messages(self) -> int:
         """How many messages the queue says that it holds."""
         state = self.values.get(self.prefix + b"state", b"")
@@ -137,8 +165,10 @@ class StoredQueue:
 
     def leftovers(self) -> Iterator[bytes]:
         """Keys that an empty queue without consumers should not have."""
-        kept: Final = (b"conf", b"state", b"work", b"dead", b"turns", b"leases", b"waiting", b"shards")
+        kept: Final = (b"conf", b"entry", b"state", b"work", b"dead", b"turns", b"leases", b"waiting", b"shards")
         for key in self.values:
+            if not key.startswith(self.prefix):
+                continue
             name = key.removeprefix(self.prefix)
             shards = b":ids:" in name or name.endswith(b":dead")
             if name not in kept and not shards and not name.startswith(b"producers:"):
@@ -160,9 +190,11 @@ class QueueCheck:
         verdict.deliveries = len(history.starts)
         for kind, text in history.violations:
             self._violate(verdict, kind, text)
+        dead = {number: attempts for number, attempts in dead.items() if not history.is_abandoned(number)}
         by_number: dict[int, list[Start]] = defaultdict(list)
         for start in history.starts:
-            by_number[start.number].append(start)
+            if not history.is_abandoned(start.number):
+                by_number[start.number].append(start)
         self._check_stored(verdict, stored)
         self._check_lost(verdict, by_number, {*stored}, dead)
         self._check_order(verdict)
@@ -190,7 +222,7 @@ class QueueCheck:
         self, verdict: Verdict, starts: dict[int, list[Start]], stored: set[int], dead: dict[int, int]
     ) -> None:
         for put in self._history.puts.values():
-            if put.outcome != ACCEPTED or any(start.end == "done" for start in starts[put.number]):
+            if put.outcome != ACCEPTED or put.abandoned or any(start.end == "done" for start in starts[put.number]):
                 continue
             if put.number in stored:
                 self._violate(verdict, "starved", f"{put.number} of {put.key}, put at t={put.called_at:.3f}")
@@ -204,7 +236,7 @@ class QueueCheck:
         newest: dict[tuple[str, str], int] = defaultdict(int)
         for start in self._history.starts:
             put = self._history.puts.get(start.number)
-            if put is None or put.delayed:
+            if put is None or put.delayed or put.abandoned:
                 continue
             stream = put.producer, put.key
             before = streams[stream]
@@ -243,7 +275,7 @@ class QueueCheck:
     def _check_ids(self, verdict: Verdict) -> None:
         accepted: dict[tuple[str, str], float] = {}
         for put in self._history.puts.values():
-            if not put.id or put.outcome != ACCEPTED or put.answered_at is None:
+            if not put.id or put.outcome != ACCEPTED or put.answered_at is None or put.abandoned:
                 continue
             before = accepted.get((put.key, put.id))
             if before is not None and put.answered_at - before < self._dedupe_s * 0.9:

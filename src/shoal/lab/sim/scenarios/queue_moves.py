@@ -1,184 +1,291 @@
-"""Moves of shards in the scenario `queue`: the leader, the requests, and the faults that hit a move in each phase.
+"""Moves of shards in the scenario `queue`: the operator's requests, and the faults that hit a move in each phase.
 
-Owns the plan entry of the queue. The leader is a part of the scenario: it applies the shipped table of phases
-(`shoal.plan.queue_mover`) to reports that arrive late, as a leader does that can itself be late. The agents of stores
-are shipped code.
+Owns the requests and the watch of the queue's plan entry. Leaders and agents of stores are shipped code: the operator
+only writes requests to the coordinator, reads entries when they are written, and kills a participant of a move soon
+after some of them. Entries are checked as they are written: revisions without gaps, no shard open on two stores.
+
+In some runs a store is away for so long that its shards are abandoned. Then it comes back, at first without its agent.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from shoal.lab.sim.world.world import World
-from shoal.limits import Limits
-from shoal.plan.queue_entry import QueueEntry, ShardPhase
-from shoal.plan.queue_mover import begin, give_up, next_step
+from shoal.coordination.acl import STORES
+from shoal.errors import ForgedEntryError
+from shoal.plan.keys import KEEPER_LEASE, entry_key, move_key
+from shoal.plan.kinds import QUEUE
+from shoal.plan.queue_entry import QueueEntry, ShardMove, ShardPhase
+from shoal.plan.queue_request import AbandonShards, CreateQueue, MoveShards, QueueRequest, encode_queue_request
+from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.signature import Verifier
 from shoal.queues.keyspace.collections import Hash, Stream, Value, Values
-from shoal.queues.shard_mover import ShardStatus
 
-LOOK_S: Final = (0.01, 0.15)
-"""How often the leader looks at reports."""
-LATE_SHARE: Final = 0.03
-LATE_S: Final = (1.0, 4.0)
-"""In this share of its looks the leader is that late."""
-ABORT_SHARE: Final = 0.05
-"""The leader aborts a move before the switch in this share of its looks: an operator cancels."""
-REPORT_S: Final = (0.001, 0.1)
-FAULT_SHARE: Final = 0.12
+if TYPE_CHECKING:
+    from shoal.lab.sim.scenarios.queue import QueueRun
+
+FAULT_SHARE: Final = 0.15
 """Share of the phases in which one participant of the move is killed."""
+MORTALS: Final = ("store", "store", "agent", "leader")
+AWAY_AT_S: Final = (1.0, 6.0)
+AWAY_S: Final = (6.0, 10.0)
+ALONE_S: Final = (0.0, 2.0)
+"""When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
+SEAL_LOOK_S: Final = 0.005
+"""How often the operator checks whether a shard is sealed."""
+DEAF_SHARE: Final = 0.7
+"""How often agents of other stores hear nothing from the coordinator meanwhile."""
+ABANDON_S: Final = 0.1
+"""How often the operator tries to abandon it."""
 MOVE_CORNERS: Final = {
     "shard moved": "move ended",
     "shard moved back": "moved back",
     "several shards in one request": "several shards",
-    "move aborted before the copy": "aborted in prepare",
-    "move aborted after the seal": "aborted in copy",
+    "move given up before the copy": "given up in prepare",
+    "move given up after the seal": "given up sealed",
     "move of held keys": "moved held",
     "move of delayed messages": "moved delayed",
     "move of keys that wait for a retry": "moved retry",
     "move of message ids": "moved ids",
     "move of dead letters": "moved dead",
-    "store killed in prepare": "killed in prepare",
-    "store killed in copy": "killed in copy",
-    "store killed in open": "killed in open",
-    "agent killed in copy": "agent killed in copy",
+    **{
+        f"{what} killed in {phase.name.lower()}": f"{what} killed in {phase.name.lower()}"
+        for what in ("store", "agent", "leader")
+        for phase in ShardPhase
+    },
+    **{f"another leader continues in {phase.name.lower()}": f"taken over in {phase.name}" for phase in ShardPhase},
+    "shards of a store abandoned": "abandoned",
+    "put into a store that is back": "put after the return",
+    "shards of another store continue after that": "inherited",
+    "one of them is sealed": "inherited sealed",
     "put sent to another store": "put rerouted",
     "job goes on at another store": "key rehomed",
 }
 
 
-class MoveLeader:
-    """Moves shards of one queue at random."""
+class MoveOperator:
+    """Has the queue created and moves its shards at random."""
 
-    def __init__(
-        self,
-        world: World,
-        limits: Limits,
-        entry: QueueEntry,
-        exercised: Counter[str],
-        every_s: float,
-        kill: Callable[[str, str], None],
-        values_of: Callable[[str], Values],
-    ) -> None:
-        """`kill` gets the name of a store and what to kill of it: the store or its agent."""
-        self.entry = entry
-        self.stores = entry.stores
+    def __init__(self, run: QueueRun, unit: bytes, verifier: Verifier, stores: Sequence[str], every_s: float) -> None:
+        self.entry: QueueEntry | None = None
+        """The entry in the coordinator."""
         self.going = False
-        """Whether new moves begin."""
-        self._world = world
-        self._limits = limits
-        self._exercised = exercised
+        """Whether moves are requested."""
+        self.returned: set[str] = set()
+        """Nodes that are back after shards were abandoned."""
+        self._run = run
+        self._unit = unit
+        self._verifier = verifier
+        self._stores = stores
         self._every_s = every_s
-        self._kill = kill
-        self._values_of = values_of
-        self._rng: Random = world.rng("moves")
-        self._reports: dict[str, ShardStatus] = {}
-        self._stage: object = None
-        self._since = 0.0
-        self._begin_at = 0.0
+        self._rng: Random = run.world.rng("moves")
+        self._requests = 0
         self._left: dict[int, set[str]] = {}
+        self._writer: object = None
+        self._lose_destination = False
+        """Whether the destination of the next copy goes away."""
+        self._patient = False
+        """Whether the operator waits until it can abandon a store."""
+        self._watch_entry()
+
+    @property
+    def asked(self) -> bool:
+        """Whether a request is under way."""
+        return self._run.coordinator.store.get(move_key(self._unit, QUEUE)) is not None
+
+    def create(self, settings: QueueSettings) -> None:
+        """Requests the queue."""
+        self._request(CreateQueue(self._unit, settings, "create"))
 
     def start(self) -> None:
-        """The queue exists: moves may begin."""
+        """Requests moves from now on."""
         self.going = True
-        self._begin_at = self._world.now + self._rng.expovariate(1 / self._every_s)
-        self._look()
+        self._ask_later()
 
-    def report(self, store: str, status: ShardStatus) -> None:
-        """An agent reports. The leader sees it a little later."""
+    def _ask_later(self) -> None:
+        self._run.world.after(self._rng.expovariate(1 / self._every_s), self._ask)
 
-        def arrive() -> None:
-            known = self._reports.get(store)
-            if known is None or status.newness >= known.newness:
-                self._reports[store] = status
-
-        self._world.after(self._rng.uniform(*REPORT_S), arrive)
-
-    def _look(self) -> None:
-        rng = self._rng
-        if self.entry.move is not None:
-            self._go_on()
-        elif self.going and self._world.now >= self._begin_at:
-            self._begin()
-        late = self.going and rng.random() < LATE_SHARE
-        self._world.after(rng.uniform(*(LATE_S if late else LOOK_S)), self._look)
-
-    def _begin(self) -> None:
+    def _ask(self) -> None:
+        if not self.going:
+            return
+        self._ask_later()
+        if self.entry is None or self.asked or self._patient:
+            return
         rng = self._rng
         shards = rng.sample(range(len(self.entry.places)), rng.choice((1, 1, 1, 2, 3)))
-        store = rng.choice(self.stores)
-        entry = begin(self.entry, dict.fromkeys(shards, store))
-        if entry is not None:
-            self._exercised["several shards"] += len(shards) > 1
-            self._write(entry)
+        self._requests += 1
+        self._run.exercised["several shards"] += len(shards) > 1
+        self._request(MoveShards(self._unit, dict.fromkeys(shards, rng.choice(self._stores)), f"m{self._requests}"))
 
-    def _go_on(self) -> None:
-        move = self.entry.move
-        assert move is not None
-        if self.entry.stage != self._stage:
-            self._stage, self._since = self.entry.stage, self._world.now
-        if move.phase is not ShardPhase.OPEN and self._rng.random() < ABORT_SHARE:
-            self._exercised[f"aborted in {move.phase.name.lower()}"] += 1
-            self._write(give_up(self.entry))
-            return
-        age_s = self._world.now - self._since
-        said = self._reports.get(move.destination)
-        entry, why = next_step(self.entry, said, lambda timeout_s: age_s >= timeout_s, self._limits)
-        if entry is None:
-            return
-        if why is not None:
-            self._exercised["given up"] += 1
-        if entry.move is not None and entry.move.phase is ShardPhase.OPEN:
-            self._count_content(move.source, move.shard)
-        elif move.phase is ShardPhase.OPEN:
-            self._exercised["move ended"] += 1
-            left = self._left.setdefault(move.shard, set())
-            self._exercised["moved back"] += move.destination in left
-            left.add(move.source)
-        self._write(entry)
+    def _request(self, request: QueueRequest) -> None:
+        self._run.coordinator.store.put(move_key(self._unit, QUEUE), encode_queue_request(request))
 
-    def _write(self, entry: QueueEntry) -> None:
-        entry.check()
-        assert entry.revision == self.entry.revision + 1
+    # A store that goes away
+
+    def lose_store(self) -> None:
+        """A store and its agent are away soon, and come back after the operator has abandoned its shards."""
+        self._run.world.after(self._rng.uniform(*AWAY_AT_S), self._lose_store)
+
+    def _lose_store(self) -> None:
+        """Some store at once, or the destination of the next copy."""
+        entry, rng = self.entry, self._rng
+        assert entry is not None
+        if rng.random() < 0.5:
+            self._lose_destination = True
+        else:
+            self._lose(rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))})))
+
+    def _lose_after_seal(self, move: ShardMove) -> None:
+        """Loses the destination of a move as soon as its shard is sealed at the source."""
+        if self.entry is None or self.entry.move != move:
+            self._lose_destination = True
+        elif self._state(move.source, move.shard) == b"s":
+            self._lose(move.destination)
+        else:
+            self._run.world.after(SEAL_LOOK_S, self._lose_after_seal, move)
+
+    def _lose(self, store: str) -> None:
+        """The store and its agent go. In some runs agents of other stores hear of nothing until it is back."""
+        entry, rng, run = self.entry, self._rng, self._run
+        assert entry is not None
+        back_at = run.world.now + rng.uniform(*AWAY_S)
+        if rng.random() < DEAF_SHARE:
+            for other in self._stores:
+                run.coordinator.delay_news(f"agent-{other}", back_at)
+        for name, at in ((store, back_at), (f"agent-{store}", back_at + rng.uniform(*ALONE_S))):
+            node = run.network.nodes[name]
+            node.crash()
+            run.world.at(at, node.restart)
+            run.world.at(at, self._note_return, name)
+        self._abandon(store, entry.version, back_at)
+
+    def _note_return(self, name: str) -> None:
+        self.returned.add(name)
+
+    def _abandon(self, store: str, version: int, back_at: float) -> None:
+        """Repeats the request until it is carried out, or the store is back."""
+        run = self._run
+        self._patient = self.entry is not None and self.entry.version == version and run.world.now < back_at
+        if not self._patient:
+            return
+        run.world.after(ABANDON_S, self._abandon, store, version, back_at)
+        if not self.asked and store not in run.coordinator.store.members(STORES):
+            self._requests += 1
+            self._request(AbandonShards(self._unit, (store,), f"m{self._requests}"))
+
+    def _abandoned(self, before: QueueEntry, entry: QueueEntry) -> None:
+        """Messages of the shards that begin again are lost."""
+        kept = [shard for shard in range(len(entry.places)) if before.store_of(shard).id in entry.heirs]
+        self._run.exercised["inherited sealed"] += any(
+            self._state(before.store_of(shard).id, shard) == b"s" for shard in kept
+        )
+        gone = {*range(len(entry.places))} - {*kept}
+        self._run.exercised["abandoned"] += 1
+        self._run.exercised["inherited"] += bool(kept)
+        self._run.history.abandon(lambda key: entry.shard_of(key.encode()) in gone)
+
+    # Entries
+
+    def _watch_entry(self) -> None:
+        """Observes each entry when it is written, before any watch does."""
+        store = self._run.coordinator.store
+        tell_watchers = store.on_change
+        assert tell_watchers is not None
+        key = entry_key(self._unit, QUEUE)
+
+        def changed(name: str) -> None:
+            if name == key:
+                stored = store.get(key)
+                assert stored is not None, "the queue is never dropped"
+                self._written(stored.value)
+            tell_watchers(name)
+
+        store.on_change = changed
+
+    def _written(self, data: bytes) -> None:
+        run, before = self._run, self.entry
+        try:
+            entry = self._verifier.line(data, QueueEntry)
+            entry.check()
+        except (ForgedEntryError, ValueError) as error:
+            run.violated("plan", f"an invalid entry was written: {error}")
+            return
+        run.world.note("entry", entry.revision, str(entry.move), entry.places)
         self.entry = entry
-        move, rng = entry.move, self._rng
-        if move is None:
-            self._begin_at = self._world.now + rng.expovariate(1 / self._every_s)
-        elif self.going and rng.random() < FAULT_SHARE:
-            store = rng.choice((move.source, move.destination))
-            what = rng.choice(("store", "store", "agent"))
-            delay_s = rng.choice((0.0, rng.uniform(0.0, 0.1)))
-            self._world.after(delay_s, self._strike, store, what, move.phase.name.lower())
+        writer, self._writer = self._writer, run.coordinator.serving
+        if before is None:
+            return
+        if entry.version > before.version:
+            self._abandoned(before, entry)
+        elif (entry.version, entry.revision) != (before.version, before.revision + 1):
+            run.violated("plan", f"revision {entry.revision} was written after {before.revision}")
+        if before.move is not None:
+            self._count_end(before.move, entry)
+            run.exercised[f"taken over in {before.move.phase.name}"] += writer != self._writer
+        self._check_open(entry)
+        if self._lose_destination and entry.move is not None and entry.move.phase is ShardPhase.COPY:
+            self._lose_destination = False
+            self._lose_after_seal(entry.move)
+        if entry.move is not None and self.going and self._rng.random() < FAULT_SHARE:
+            self._strike_later(entry.move)
 
-    def _strike(self, store: str, what: str, phase: str) -> None:
-        if self.going:
-            self._exercised[f"killed in {phase}" if what == "store" else f"agent killed in {phase}"] += 1
-            self._kill(store, what)
+    def _count_end(self, move: ShardMove, entry: QueueEntry) -> None:
+        """Counts what the phase of a move has led to."""
+        exercised, phase = self._run.exercised, move.phase
+        if phase is ShardPhase.OPEN:
+            exercised["move ended"] += 1
+            left = self._left.setdefault(move.shard, set())
+            exercised["moved back"] += move.destination in left
+            left.add(move.source)
+        elif entry.move is None:
+            exercised[f"given up in {phase.name.lower()}"] += 1
+            exercised["given up sealed"] += self._state(move.source, move.shard) == b"s"
+        elif entry.move.phase is ShardPhase.OPEN:
+            self._count_content(move.source, move.shard)
+
+    def _check_open(self, entry: QueueEntry) -> None:
+        for shard in range(len(entry.places)):
+            at = [store for store in self._run.current_stores if self._state(store, shard) == b"o"]
+            if len(at) > 1:
+                self._run.violated("split", f"shard {shard} is open on {at} at t={self._run.world.now:.3f}")
+
+    def _state(self, store: str, shard: int) -> bytes:
+        return state_of(self._run.values(store), self._run.prefix, shard)
+
+    # Faults
+
+    def _strike_later(self, move: ShardMove) -> None:
+        rng = self._rng
+        what = rng.choice(MORTALS)
+        victim = rng.choice((move.source, move.destination))
+        delay_s = rng.choice((0.0, rng.uniform(0.0, 0.1)))
+        self._run.world.after(delay_s, self._strike, what, victim, move.phase.name.lower())
+
+    def _strike(self, what: str, store: str, phase: str) -> None:
+        lease = self._run.coordinator.store.lease_of(KEEPER_LEASE)
+        leader = lease.holder.partition("/")[0] if lease is not None else ""
+        names: Mapping[str, str] = {"store": store, "agent": f"agent-{store}", "leader": leader}
+        if self.going and names[what] and self._run.kill(names[what]):
+            self._run.exercised[f"{what} killed in {phase}"] += 1
 
     def _count_content(self, store: str, shard: int) -> None:
-        prefix = b":%d:" % shard
-        for key, value in self._values_of(store).items():
-            if prefix not in key:
+        prefix, exercised = self._run.prefix + b"%d:" % shard, self._run.exercised
+        for key, value in self._run.values(store).items():
+            if not key.startswith(prefix):
                 continue
             if key.endswith(b":owners") and isinstance(value, Hash):
                 owners = {line.split()[0] for line in value.fields.values()}
-                self._exercised["moved held"] += bool(owners - {b"-", b"!"})
-                self._exercised["moved retry"] += b"-" in owners
+                exercised["moved held"] += bool(owners - {b"-", b"!"})
+                exercised["moved retry"] += b"-" in owners
             for end, name in ((b":delayed", "delayed"), (b":ids:0", "ids"), (b":ids:1", "ids"), (b":dead", "dead")):
-                self._exercised[f"moved {name}"] += key.endswith(end)
+                exercised[f"moved {name}"] += key.endswith(end)
 
 
 def merged(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: bytes) -> Values:
-    """The keys of a queue on all its stores, each shard from the one store that counts: where it is open; if it is open
-    nowhere, where the entry places it. The other copy is not complete, or is being dropped."""
-    counting: dict[int, str] = {}
-    for shard in range(len(entry.places)):
-        open_at = [name for name, values in stores if _letter(values.get(prefix + b"conf"), shard) == b"o"]
-        move = entry.move
-        switched = move is not None and move.shard == shard and move.phase is ShardPhase.OPEN
-        counting[shard] = open_at[0] if open_at and not switched else entry.store_of(shard).id
+    """The keys of a queue on all its stores, each shard from the one store that counts."""
+    counting = [counting_store(entry, stores, prefix, shard) for shard in range(len(entry.places))]
     found: Values = {}
     dead = Stream()
     for name, values in stores:
@@ -197,9 +304,30 @@ def merged(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: byte
     return found
 
 
-def _letter(conf: Value | None, shard: int) -> bytes:
+def counting_store(entry: QueueEntry, stores: Sequence[tuple[str, Values]], prefix: bytes, shard: int) -> str:
+    """The store where a shard is open; if it is open nowhere, where the entry places it. Another copy is not complete,
+    or is being dropped."""
+    open_at = [name for name, values in stores if state_of(values, prefix, shard) == b"o"]
+    move = entry.move
+    switched = move is not None and move.shard == shard and move.phase is ShardPhase.OPEN
+    return open_at[0] if open_at and not switched else entry.store_of(shard).id
+
+
+def counts(entry: QueueEntry, store: str, values: Values, prefix: bytes) -> bool:
+    """Whether a store has not the queue of a version that was abandoned there."""
+    conf = values.get(prefix + b"conf")
+    version = int(conf.split()[0]) if isinstance(conf, bytes) else entry.version
+    inherits = store in entry.heirs and entry.inherits <= version < entry.version
+    return version == entry.version or inherits
+
+
+def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     """The state of a shard on a store; empty if the queue is not there."""
+    conf: Value | None = values.get(prefix + b"conf")
     if not isinstance(conf, bytes):
         return b""
     words = conf.split()
     return b"o" if len(words) == 12 else words[12][shard : shard + 1]
+
+
+__all__ = ["MOVE_CORNERS", "MoveOperator", "counting_store", "counts", "merged", "state_of"]

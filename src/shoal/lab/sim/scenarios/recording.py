@@ -16,7 +16,7 @@ from shoal.errors import ProtocolError
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import History, Published, number_in
 from shoal.lab.sim.models.redis_node import RedisNode
-from shoal.lab.sim.scenario import BEGIN_S, Outcome
+from shoal.lab.sim.scenario import BEGIN_S, COMMON, Outcome, Variant
 from shoal.lab.sim.scenarios.channel_checkers import FOREIGN
 from shoal.lab.sim.scenarios.cluster import AgentProcess
 from shoal.lab.sim.scenarios.moves import MovesRun
@@ -94,12 +94,12 @@ class RecordingRun(MovesRun):
 
     silences_share = 0.0
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self._wipes: defaultdict[str, list[Wipe]] = defaultdict(list)
         self._keys_lost = KEYS_LOST
         self._unmarked_from: dict[str, float] = {}
         """Channels whose recording was ended, and the time from which every agent knows that."""
-        super().__init__(seed, rules, trace)
+        super().__init__(seed, rules, trace, variant)
         rng = self.world.rng("unmark")
         unmarks = rng.random() < UNMARKED
         for mark in UNMARKED_MARKS if unmarks else MARKS:
@@ -328,6 +328,6 @@ def _covers(gap: RecordedGap, message: Published) -> bool:
     return ours and gap.first <= message.sequence and (not gap.last or message.sequence <= gap.last)
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return RecordingRun(seed, rules, trace).execute()
+    return RecordingRun(seed, rules, trace, variant).execute()

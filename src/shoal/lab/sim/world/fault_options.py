@@ -6,10 +6,13 @@ Owns: the names, units and ranges of the options, and how a seed draws them. Nev
 
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Self
+from typing import Final, Self
 
 Range = tuple[float, float]
 """Smallest and largest value; draws are uniform between them."""
+
+RATES: Final = ("resets_per_s", "stalls_per_s", "partitions_per_s", "pauses_per_s", "crashes_per_s")
+"""The rates of faults: without them a network is peaceful."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +80,7 @@ class FaultOptions:
     @property
     def peaceful(self) -> bool:
         """Whether no faults occur."""
-        rates = self.resets_per_s, self.stalls_per_s, self.partitions_per_s, self.pauses_per_s, self.crashes_per_s
-        return not any(rates)
+        return not any(getattr(self, rate) for rate in RATES)
 
     @classmethod
     def draw(cls, rng: Random, pace: float = 1.0) -> Self:
