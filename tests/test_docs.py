@@ -165,6 +165,7 @@ def test_reasons_of_gaps_are_those_of_the_code() -> None:
         ("recording", "simulator.md", "## The scenario `recording`"),
         ("balancer", "simulator.md", "## The scenario `balancer`"),
         ("queue", "protocol-queues.md", "## What would break it"),
+        ("engine", "protocol-engine.md", "## What would break it"),
     ],
 )
 def test_every_break_is_described(protocol: str, page: str, heading: str) -> None:

@@ -61,7 +61,7 @@ LAYERS: Final = (
 )
 """Top to bottom. A package imports from lower layers; packages of one layer do not import each other."""
 
-SAME_LAYER: Final[dict[tuple[str, str], str]] = {}
+SAME_LAYER: Final[dict[tuple[str, str], str]] = {("engine", "filters"): "its matcher holds an index of filters"}
 """(importer, imported) pairs of one layer that are allowed, and why."""
 
 RESTRICTED: Final = {

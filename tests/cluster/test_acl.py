@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.connections import ask
 
-from shoal.cluster.acl import ADMIN, AGENT, CLIENT, PIPELINE, READER, ROLES, names_without_prefix, rights
+from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ENGINE, PIPELINE, READER, ROLES, names_without, rights
 from shoal.cluster.local import LocalCluster
 from shoal.cluster.state import ClusterState
 from shoal.errors import AuthenticationError
@@ -34,18 +34,27 @@ Ask = Callable[..., Any]
 @given(st.one_of(st.text("_shoalwrd:x", max_size=14), st.text(max_size=8), st.just(PREFIX), st.just(HEARTBEAT)))
 def test_the_patterns_match_every_name_without_the_prefix(name: str) -> None:
     raw = name.encode("utf-8", "surrogatepass")
-    matched = any(glob_match(pattern.encode(), raw) for pattern in names_without_prefix(PREFIX))
+    matched = any(glob_match(pattern.encode(), raw) for pattern in names_without(PREFIX))
     assert matched == (raw != b"" and not raw.startswith(RESERVED_PREFIX))
-    assert len(names_without_prefix(PREFIX)) == 15
+    assert len(names_without(PREFIX)) == 15
+
+
+@given(
+    st.one_of(st.text("_shoal:.ie", max_size=14), st.text(max_size=8), st.just("__shoal.i:x"), st.just("__shoal.e:"))
+)
+def test_the_patterns_match_every_name_without_two_prefixes(name: str) -> None:
+    raw = name.encode("utf-8", "surrogatepass")
+    matched = any(glob_match(pattern.encode(), raw) for pattern in names_without(PREFIX, "__shoal.i:"))
+    assert matched == (raw != b"" and not raw.startswith((RESERVED_PREFIX, b"__shoal.i:")))
 
 
 def test_the_first_pattern_takes_common_names() -> None:
-    assert glob_match(names_without_prefix(PREFIX)[0].encode(), b"tile.3.4")
+    assert glob_match(names_without(PREFIX)[0].encode(), b"tile.3.4")
 
 
 def test_a_prefix_with_pattern_characters_is_refused() -> None:
     with pytest.raises(ValueError, match="pattern"):
-        names_without_prefix("a*b")
+        names_without("a*b")
 
 
 def test_old_servers_get_plain_rules() -> None:
@@ -106,6 +115,7 @@ ALLOWED = {
         f"XREAD COUNT 1 STREAMS {TELEMETRY_KEY.decode()} 0",
     ],
     PIPELINE: [*COMMON, f"XRANGE {TELEMETRY_KEY.decode()} - +", f"XINFO STREAM {TELEMETRY_KEY.decode()}"],
+    ENGINE: [*COMMON, *COUNTS, "PUBLISH __shoal.i:main:all x", "PUBLISH tile.1 x", "GET __shoal:plan"],
     ADMIN: [*COMMON, *COUNTS, "CLIENT LIST", "CONFIG GET maxclients", "INFO all"],
 }
 
@@ -116,12 +126,17 @@ def test_a_role_may_do_its_work(as_role: Ask, role: str) -> None:
         as_role(role, *command.split())
 
 
-@pytest.mark.parametrize("channel", [AGENT_CHANNEL, peer_channel(7), b"a", b"__shoal", b"__shoalx", b"\xff\x00", b"["])
+@pytest.mark.parametrize(
+    "channel",
+    [AGENT_CHANNEL, peer_channel(7), b"a", b"__shoal", b"__shoalx", b"__shoal.e:main:in:0", b"\xff\x00", b"["],
+)
 def test_a_client_may_publish_where_it_must(as_role: Ask, channel: bytes) -> None:
     assert as_role(CLIENT, "PUBLISH", channel, "x") == 0
 
 
-@pytest.mark.parametrize("channel", [HEARTBEAT_CHANNEL, inbox_channel(7), RESERVED_PREFIX, b"__shoal:agents"])
+@pytest.mark.parametrize(
+    "channel", [HEARTBEAT_CHANNEL, inbox_channel(7), RESERVED_PREFIX, b"__shoal:agents", b"__shoal.i:main:to:1"]
+)
 def test_a_client_cannot_publish_what_only_agents_send(as_role: Ask, channel: bytes) -> None:
     with pytest.raises(hiredis.ReplyError, match="NOPERM"):
         as_role(CLIENT, "PUBLISH", channel, "forged")
@@ -189,6 +204,7 @@ EXTRA = {
     AGENT: ["CONFIG GET maxclients", "SHUTDOWN", "XADD other * a b"],
     READER: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
     PIPELINE: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "XRANGE other - +", "CLIENT LIST", "SHUTDOWN"],
+    ENGINE: ["PUBLISH __shoal:heartbeat x", "XADD __shoal:telemetry * a b", "CLIENT LIST", "SHUTDOWN"],
     ADMIN: ["PUBLISH a x", "XADD __shoal:telemetry * a b", "SUBSCRIBE a"],
 }
 

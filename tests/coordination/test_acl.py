@@ -25,6 +25,7 @@ USERS: dict[str, list[str]] = {
     "agent-7": acl_rules("agent", server_id="7"),
     "agent-7-on-6.2": acl_rules("agent", server_id="7", server_version=(6, 2)),
     **{f"{role}-on-6.2": acl_rules(role, server_version=(6, 2)) for role in ("client", "reader", "pipeline")},
+    "engine": acl_rules("engine"),
     "admin": acl_rules("admin"),
     "default": list(DEFAULT_USER_RULES),
 }
@@ -76,6 +77,19 @@ async def admin(server: RedisServer) -> AsyncIterator[Coordinator]:
 
 
 class TestWhatARoleCanDo:
+    async def test_an_engine_takes_its_lease_and_writes_who_serves(self, server: RedisServer) -> None:
+        async with await connect(server, "engine") as coordinator:
+            lease = await coordinator.acquire("engines/main", "one", 5.0)
+            assert lease is not None
+            await coordinator.put("engines/main/serving", b"1", fence=lease)
+            assert await coordinator.renew(lease)
+            await coordinator.release(lease)
+            for refused in ("plan/ring", "secrets/agents", "moves/queue/x"):
+                with pytest.raises(CoordinatorError):
+                    await coordinator.put(refused, b"1")
+            with pytest.raises(CoordinatorError):
+                await coordinator.acquire("servers/s1", "one", 5.0)
+
     @pytest.mark.parametrize("user", ["client", "reader", "agent", *AGENTS_OF_SERVER_7, "admin"])
     async def test_everybody_reads_and_watches_the_plan(
         self, server: RedisServer, admin: Coordinator, user: str
@@ -335,7 +349,7 @@ class TestRules:
 
     def test_an_unknown_role_is_refused(self) -> None:
         role: Any = "root"
-        with pytest.raises(ConfigError, match="client, reader, pipeline, agent, admin"):
+        with pytest.raises(ConfigError, match="client, reader, pipeline, agent, engine, admin"):
             acl_rules(role)
 
     @pytest.mark.parametrize("server_id", ["", "*", "a b", "7/8", "x" * 65, "[0-9]"])

@@ -33,7 +33,16 @@ from shoal.cluster.fleet import NO_METRICS, Fleet
 from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
-from shoal.cluster.parts import AgentCommand, Sites, agent_name, limited, loopback, shoal_agent, with_metrics
+from shoal.cluster.parts import (
+    ENGINE_CHILD,
+    AgentCommand,
+    Sites,
+    agent_name,
+    limited,
+    loopback,
+    shoal_agent,
+    with_metrics,
+)
 from shoal.cluster.process import ProcessId, log_tail, start_ticks
 from shoal.cluster.ring_watch import RingWatch
 from shoal.cluster.servers import choose_program
@@ -44,6 +53,8 @@ from shoal.cluster.store_directory import mark_store, read_store_mark
 from shoal.cluster.users import Users
 from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator
+from shoal.engine.engine_report import report_key
+from shoal.engine.messages import MAIN
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
 from shoal.leader.leadership import Leader
@@ -475,8 +486,19 @@ class LocalCluster:
                 await fleet.start_windows_job(self._balancer_environment)
             if self._with_engine:
                 await fleet.start_engine()
+                await self._engine_serves()
         await self._stack.enter_async_context(serve_requests(self, self.ended.set))
         self._entered = True
+
+    async def _engine_serves(self) -> None:
+        """Waits until the engine serves. The first one on a machine compiles its kernels."""
+        assert self._coordinator is not None
+        deadline = time.monotonic() + 2 * self._timing.start_timeout_s
+        while await self._coordinator.get(report_key(MAIN)) is None:
+            if time.monotonic() > deadline:
+                log = log_tail(self.directory.log(ENGINE_CHILD))
+                raise ClusterError("the engine does not serve in time", do=f"see the end of its log\n{log}")
+            await asyncio.sleep(_READY_POLL_S)
 
     def _new_key(self) -> Signer:
         private = Signer.generate()

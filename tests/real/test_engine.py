@@ -27,8 +27,6 @@ from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match
 from shoal.runtime import PRODUCTION
 
-pytestmark = pytest.mark.real
-
 
 @pytest.fixture(autouse=True, scope="module")
 def _compiled() -> None:

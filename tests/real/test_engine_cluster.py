@@ -1,0 +1,65 @@
+"""The engine of a local cluster: the program of the documentation, the commands, and an engine process that is
+killed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.support.command import run_command, run_json_command, start_process
+
+import shoal
+from shoal.cluster.local import LocalCluster
+from shoal.filters.index.warm_up import warm_up
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
+WAIT_S = 120.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compiled() -> None:
+    warm_up()  # so that the engine's process starts quickly
+
+
+async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    where = ("--state-dir", str(state))
+    program, printed = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    async with LocalCluster(1, state, engine=True) as cluster:
+        ran = await asyncio.to_thread(
+            subprocess.run,
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+            env={**os.environ, "SHOAL_URL": cluster.url},
+        )
+        assert (ran.stdout, ran.stderr) == (printed, "")
+        matching = await start_process("match", "volume > 3", "class = 'S'", "--count", "2", *where)
+        assert matching.stderr is not None
+        assert b"matching" in await matching.stderr.readline()
+        await cluster.kill("engine-main-1")
+        status, facts = await run_json_command(capsys, "emit", '{"volume": 5, "class": "S"}', "[volume,9]", *where)
+        assert (status, facts) == (0, {"emitted": 2})
+        out, _ = await asyncio.wait_for(matching.communicate(), WAIT_S)
+        assert matching.returncode == 0
+        assert b'"events":2' in out.replace(b" ", b"")
+        status, facts = await run_json_command(capsys, "engine", "status", *where)
+        assert (status, facts["serving"], facts["events"]) == (0, True, 2)
+        status, _, said = await run_command(capsys, "emit", "{oops", *where)
+        assert status == 1
+        assert "is not a JSON object" in said
+
+
+async def test_without_an_engine_status_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = tmp_path / "state"
+    async with LocalCluster(1, state) as cluster, shoal.connect(cluster.url):
+        status, out, _ = await run_command(capsys, "engine", "status", "--state-dir", str(state))
+        assert status == 1
+        assert "shoal up --engine" in out
