@@ -295,7 +295,7 @@ def run(seeds: range, rules: Rules = ALL_RULES) -> list[str]:
 
 
 def test_nothing_is_lost_doubled_or_reordered() -> None:
-    assert run(range(60)) == []
+    assert run(range(40)) == []
 
 
 def test_a_calm_world_has_no_gaps() -> None:
@@ -307,17 +307,17 @@ def test_a_calm_world_has_no_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    "broken",
+    ("broken", "known"),
     [
-        access_point.ROLL_FIRST,
-        access_point.SETTLE_LAST,
-        access_point.IN_NUMBER,
-        client.KEEP_UNTIL_TAKEN,
-        client.DEDUPE,
-        client.PRESENT_ALL,
-        client.SAY_LATE,
-        engine.LEASE_CHECKED,
+        (access_point.ROLL_FIRST, 59),
+        (access_point.SETTLE_LAST, 8),
+        (access_point.IN_NUMBER, 1),
+        (client.KEEP_UNTIL_TAKEN, 0),
+        (client.DEDUPE, 0),
+        (client.PRESENT_ALL, 0),
+        (client.SAY_LATE, 0),
+        (engine.LEASE_CHECKED, 39),
     ],
 )
-def test_a_broken_rule_is_caught(broken: Any) -> None:
-    assert any(World(seed, Rules(broken)).run().violations for seed in range(200))
+def test_a_broken_rule_is_caught(broken: Any, known: int) -> None:
+    assert any(World(seed, Rules(broken)).run().violations for seed in (known, *range(200)))

@@ -17,7 +17,6 @@ import shoal
 from shoal.cluster.local import LocalCluster
 from shoal.filters.index.warm_up import warm_up
 
-
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 WAIT_S = 120.0
 

@@ -12,7 +12,7 @@ force with the instance before it have had time to present them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import Final, NamedTuple, TypeAlias
 
 from shoal.engine import messages
@@ -99,6 +99,8 @@ class AccessPoint:
         self._flight: deque[tuple[int, int, int]] = deque()
         """Events in flight, in order: emitter, number and bytes."""
         self._flight_bytes = 0
+        self._flying: Counter[int] = Counter()
+        """Events of each client in flight, or held. A client that takes more than its share has to wait."""
         self._settled = 0
         self._position = 0
         self._held: deque[tuple[int, Event]] = deque()
@@ -185,7 +187,8 @@ class AccessPoint:
             if conversation.ready:
                 self.fan.append(Change(client, conversation.number, item.filters, []))
             else:
-                conversation.presented += item.filters
+                room = self._limits.engine_client_filters_max - len(conversation.presented)
+                conversation.presented += item.filters[: room + 1]  # one too many is refused by the matcher
         elif isinstance(item, Remove):
             self.fan.append(Change(client, conversation.number, [], item.numbers))
         elif isinstance(item, Ready) and not conversation.ready:
@@ -206,11 +209,13 @@ class AccessPoint:
         """Takes an event if it is the next one of its emitter; earlier ones are repetitions."""
         if event.number != conversation.next and (event.number < conversation.next or IN_NUMBER in self._rules):
             return
-        if not self._has_room:
+        own = self._flying[client]
+        if not self._has_room or own >= self._limits.engine_untaken_events_max:
             conversation.choked = True
             self.choked += 1
             return
         conversation.next = event.number + 1
+        self._flying[client] = own + 1
         if self.roll_open:
             self._held.append((client, event))
             self._held_bytes += _size(event)
@@ -233,6 +238,9 @@ class AccessPoint:
             self._settled += 1
             emitter, number, size = self._flight.popleft()
             self._flight_bytes -= size
+            self._flying[emitter] -= 1
+            if not self._flying[emitter]:
+                del self._flying[emitter]
             last[emitter] = number
         for emitter, number in last.items():
             self.replies.append((emitter, Taken(number)))
@@ -245,7 +253,7 @@ class AccessPoint:
         if self.in_flight > limits.engine_flight_events_max // 2:
             return
         for client, conversation in self._conversations.items():
-            if conversation.choked:
+            if conversation.choked and self._flying[client] <= limits.engine_untaken_events_max // 2:
                 conversation.choked = False
                 self.replies.append((client, Resend(conversation.next)))
 

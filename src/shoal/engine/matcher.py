@@ -15,6 +15,7 @@ import numpy.typing as npt
 from shoal.engine.access_point import Change, Emitted
 from shoal.engine.messages import FromEngine, InForce, Refused
 from shoal.errors import EventError, FilterError
+from shoal.filters.events import decode_any_event
 from shoal.filters.index.index import Index, Matches
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
@@ -136,14 +137,24 @@ class Matcher:
         """What each event matched, in order."""
         try:
             matches = self._index.match_many(wire_table([each.event.attributes for each in events]))
-        except EventError as error:
-            if len(events) == 1:
-                yield Rejection(events[0], str(error))
-            else:
-                for each in events:
-                    yield from self.match([each])
-            return
-        yield from self._by_seat(events, matches)
+        except EventError:
+            yield from self._match_valid(events)
+        else:
+            yield from self._by_seat(events, matches)
+
+    def _match_valid(self, events: list[Emitted]) -> Iterator[Matched | Rejection]:
+        """Some events cannot be read: they are found one by one, the others are matched together."""
+        problems: dict[int, str] = {}
+        for each in events:
+            try:
+                decode_any_event(each.event.attributes)
+            except EventError as error:
+                problems[each.position] = str(error)
+        valid = [each for each in events if each.position not in problems]
+        table = wire_table([each.event.attributes for each in valid])
+        found = iter(self._by_seat(valid, self._index.match_many(table)))
+        for each in events:
+            yield Rejection(each, problems[each.position]) if each.position in problems else next(found)
 
     def _by_seat(self, events: list[Emitted], matches: Matches) -> Iterator[Matched]:
         seats, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]

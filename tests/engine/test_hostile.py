@@ -1,0 +1,140 @@
+"""Clients that lie to the engine: bad events, bad filters, floods. Others notice nothing."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from shoal.engine.engine import Engine
+from shoal.engine.messages import (
+    Add,
+    Delivery,
+    Event,
+    FromClient,
+    FromEngine,
+    InForce,
+    Letter,
+    Open,
+    Ready,
+    Refused,
+    Rejected,
+    Resend,
+    Taken,
+    decode_letter,
+    decode_replies,
+)
+from shoal.errors import ProtocolError
+from shoal.filters import encode_event, parse
+from shoal.limits import DEFAULT_LIMITS
+
+LIMITS = msgspec.structs.replace(
+    DEFAULT_LIMITS,
+    engine_roll_s=0.0,
+    engine_filters_max=5,
+    engine_client_filters_max=3,
+    engine_flight_events_max=20,
+    engine_untaken_events_max=8,
+)
+GOOD, BAD = 1, 2
+_wire = msgspec.msgpack.Encoder().encode
+
+
+class Site:
+    """An engine that serves, and what it says to each client."""
+
+    def __init__(self) -> None:
+        self.engine = Engine(1, 0, LIMITS, 0.0)
+        self.engine.lease_until = 1e9
+        self.engine.turn(0.0)
+        self.engine.serve()
+
+    def say(self, client: int, *items: FromClient, confirm: bool = True) -> dict[int, list[FromEngine]]:
+        self.engine.received(client, Letter(client, 1, list(items)))
+        return self.turn(confirm)
+
+    def turn(self, confirm: bool = True) -> dict[int, list[FromEngine]]:
+        said: dict[int, list[FromEngine]] = {}
+        for _ in range(3):  # Taken follows in the turn after the confirmation
+            for post in self.engine.turn(1.0):
+                said.setdefault(post.client, []).extend(decode_replies(post.payload))
+                if confirm:
+                    self.engine.confirmed(post.group)
+        return said
+
+    def open(self, client: int, *filters: str) -> dict[int, list[FromEngine]]:
+        wires = [(number, _wire(parse(text))) for number, text in enumerate(filters, 1)]
+        return self.say(client, Open(client), Add(wires), Ready())
+
+
+def event(number: int, attributes: bytes | None = None) -> Event:
+    return Event(number, 0, encode_event({"a": 1}) if attributes is None else attributes, b"")
+
+
+def test_an_event_that_cannot_be_read_is_rejected_and_others_are_delivered() -> None:
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    said = site.say(BAD, event(1), event(2, b"\xc1 nonsense"), event(3, _wire([1, 2])), event(4))
+    assert [item.number for item in said[GOOD] if isinstance(item, Delivery)] == [1, 4]
+    assert [item.number for item in said[BAD] if isinstance(item, Rejected)] == [2, 3]
+    assert Taken(4) in said[BAD]
+
+
+@pytest.mark.parametrize("wire", [b"", b"\xc1", b"\x93", _wire([[1]]), _wire(["a = 1"]), _wire({"a": 1}), _wire(7)])
+def test_a_filter_that_cannot_be_read_is_refused_and_others_come_into_force(wire: bytes) -> None:
+    site = Site()
+    site.say(BAD, Open(BAD), Ready())
+    said = site.say(BAD, Add([(1, _wire(parse("a = 1"))), (2, wire), (3, _wire(parse("a = 2")))]))
+    assert [item.number for item in said[BAD] if isinstance(item, Refused)] == [2]
+    assert sorted(number for item in said[BAD] if isinstance(item, InForce) for number in item.numbers) == [1, 3]
+
+
+def test_filters_beyond_the_limits_are_refused_with_the_limit() -> None:
+    site = Site()
+    said = site.open(BAD, *(f"a = {number}" for number in range(6)))
+    (refused,) = {item.reason for item in said[BAD] if isinstance(item, Refused)}
+    assert "engine_client_filters_max is 3" in refused
+    assert len(site.engine.matcher) == 3
+    site.open(3, "a = 1", "a = 2")
+    said = site.open(4, "a = 1")
+    (full,) = [item for item in said[4] if isinstance(item, Refused)]
+    assert "engine_filters_max is 5" in full.reason
+
+
+def test_an_emitter_that_ignores_its_limit_does_not_take_the_room_of_others() -> None:
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    site.say(BAD, *(event(number) for number in range(1, 1000)), confirm=False)
+    assert site.engine.access_point.in_flight == LIMITS.engine_untaken_events_max
+    site.say(GOOD, event(1), confirm=False)
+    assert site.engine.access_point.in_flight == LIMITS.engine_untaken_events_max + 1
+
+
+def test_events_that_did_not_fit_are_asked_for_again() -> None:
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    posts = []
+    site.engine.received(BAD, Letter(BAD, 1, [event(number) for number in range(1, 20)]))
+    posts = site.engine.turn(1.0)
+    for post in posts:
+        site.engine.confirmed(post.group)
+    said = site.turn()
+    assert Resend(9) in said[BAD]
+
+
+def test_a_hole_in_the_numbers_is_not_skipped() -> None:
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    said = site.say(BAD, event(5), event(2), event(1))
+    assert [item.number for item in said[GOOD] if isinstance(item, Delivery)] == [1]
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xc1", b"\x93", _wire([1, 1, [[99]]]), _wire([1, 1, [[5, "x"]]]), _wire({"a": 1})]
+)
+def test_a_letter_that_cannot_be_read_is_an_error_of_its_sender(data: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode_letter(data)
