@@ -177,7 +177,8 @@ class AccessPoint:
             conversation.next = max(before.next, floor)
             conversation.served = before.served
             conversation.in_roll = before.in_roll
-        on_time = opened.instance == self._predecessor and conversation.in_roll
+        # An instance that came after the predecessor and has not matched anything left nobody out.
+        on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
         self.replies.append((client, Welcome(opened.conversation, self._instance, late)))
         return conversation
