@@ -49,6 +49,7 @@
     │   ├── DeadLettersFullError            no room for a message that failed for the last time
     │   ├── StoreFullError                  the store has no memory or disk left
     │   └── QueueUnavailableError           the store of the queue does not answer
+    ├── EngineUnavailableError          the engine does not answer, or has no room for this client
     ├── SnapshotError                   not an index snapshot, or a damaged one
     ├── EventError                      invalid event attributes
     ├── ArchiveError                    a missing, damaged or incompatible archive

@@ -475,7 +475,6 @@ _RULES: Final = (
     _AtMost("beacon_delay_s_max", "gap_timeout_s", "the end of a burst must be known before it is given up"),
     _AtMost("queue_full_retry_s", "queue_full_retry_s_max", "the first pause is the shortest"),
     _AtMost("engine_roll_s", "engine_roll_s_max", "clients that present their filters are waited for"),
-    _AtMost("engine_letter_bytes_max", "payload_bytes_max", "a letter is the payload of a message"),
     _AtMost("queue_moving_retry_s", "queue_moving_retry_s_max", "the first pause is the shortest"),
     _AtMost("reconnect_delay_s_min", "reconnect_delay_s_max", "the first delay is the shortest"),
     _AtMost("hello_retry_s", "subscribe_timeout_s", "a hello must be sent twice before it is given up", factor=2),

@@ -24,7 +24,13 @@ def register(subparsers: Subparsers) -> None:
     """Add the commands."""
     summary = "run the engine that matches events, and show its state"
     parser = subparsers.add_parser(
-        "engine", help=summary, description=summary, formatter_class=HelpFormatter, allow_abbrev=False
+        "engine",
+        help=summary,
+        description="Run the engine that brings events to the readers whose filters they match,\nand show its state. "
+        "docs/engine.md explains it.",
+        epilog="example:\n  shoal engine run\n  shoal engine status --json",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     run = add_command(
