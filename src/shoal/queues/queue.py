@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -51,10 +50,6 @@ PAGE: Final = 256
 """Keys, messages or dead letters of one request."""
 REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
-ENTRY_AGE_S_MAX: Final = 1.0
-"""A new connection to a store is used with an entry that is not older. Less than the lease of a store: shards are
-abandoned only after it has run out.
-"""
 STATE_FIELDS: Final = (
     "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
     "generation_at", "buried", "puts", "put_bytes", "dones", "producers", "producers_at",
@@ -217,7 +212,6 @@ class Queue:
         self._refresh_wanted = False
         self._refresh_delay_s = context.limits.queue_moving_retry_s
         self._refreshed_at = 0.0
-        self._read_at = -math.inf
         """When the entry was asked for, the last time that it was read."""
         self.rerouted = 0
         """Messages that a store has given back, because their shard is not open there. Not for applications."""
@@ -392,7 +386,7 @@ class Queue:
             self._refresh_delay_s = min(2 * self._refresh_delay_s, self._limits.queue_moving_retry_s_max)
             self._refreshed_at = loop.time()
             with contextlib.suppress(ShoalError):
-                self._take_entry(await self._read_entry())
+                self._take_entry(await self._context.find(self.name))
             self._release_held(loop.time())
 
     def _take_entry(self, entry: QueueEntry) -> None:
@@ -455,19 +449,13 @@ class Queue:
 
     async def _store_opened(self, store: str) -> bool:
         """There is a new connection to a store, which may have been away. Its shards may have been abandoned meanwhile,
-        so the entry is read before the store gets anything, unless it was read just now. Without the coordinator the
-        known entry counts. Returns whether the path is still used."""
+        so the entry is read before the store gets anything. Without the coordinator the known entry counts. Returns
+        whether the path is still used."""
         path = self._paths.get(store)
-        if asyncio.get_running_loop().time() - self._read_at > ENTRY_AGE_S_MAX and RETURN_CHECK in self._context.rules:
+        if RETURN_CHECK in self._context.rules:
             with contextlib.suppress(ShoalError):
-                self._take_entry(await self._read_entry())
+                self._take_entry(await self._context.find(self.name))
         return path is not None and self._paths.get(store) is path
-
-    async def _read_entry(self) -> QueueEntry:
-        began_at = asyncio.get_running_loop().time()
-        entry = await self._context.find(self.name)
-        self._read_at = began_at
-        return entry
 
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:
@@ -487,12 +475,12 @@ class Queue:
     async def _current(self) -> QueueEntry:
         """The entry as the plan has it now. A client that neither puts nor takes does not hear of moves otherwise."""
         if self._entry is not None and FRESH_PLACES in self._context.rules:
-            self._take_entry(await self._read_entry())
+            self._take_entry(await self._context.find(self.name))
         return await self._open()
 
     async def _find(self, create: bool) -> QueueEntry:
         try:
-            return await self._read_entry()
+            return await self._context.find(self.name)
         except QueueNotFoundError:
             if not create or self._context.create is None:
                 raise
