@@ -28,7 +28,9 @@ def register(subparsers: Subparsers) -> None:
         "shoal sim queue --seeds 200 --break fencing",
     )
     parser.add_argument(
-        "protocol", choices=["channels", "moves", "recording", "balancer", "queue"], help="protocol to simulate"
+        "protocol",
+        choices=["channels", "moves", "recording", "balancer", "queue", "engine"],
+        help="protocol to simulate",
     )
     parser.add_argument("--seeds", type=int, default=100, metavar="N", help="number of seeds (default 100)")
     parser.add_argument("--from-seed", type=int, default=0, metavar="K", help="first seed (default 0)")
