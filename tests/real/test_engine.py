@@ -83,11 +83,11 @@ async def test_events_reach_the_readers_whose_filters_match() -> None:
         await many.add_many({"yhoo": "symbol = 'YHOO'", "small": "volume < 10", "stock": "class = 'STOCK'"})
         await other.emit({"class": "STOCK", "symbol": "YHOO", "volume": 310_000}, b"first", confirm=True)
         await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"second", confirm=True)
-        first = await big.get(5)
+        first = await big.get(30)
         assert isinstance(first, Match)
         assert (first.payload, first.publisher, first.sequence) == (b"first", other.client_id, 1)
         assert first.attributes == {"class": "STOCK", "symbol": "YHOO", "volume": 310_000}
-        one, two = await many.get(5), await many.get(5)
+        one, two = await many.get(30), await many.get(30)
         assert isinstance(one, Match)
         assert isinstance(two, Match)
         assert (one.payload, set(one.matched)) == (b"first", {"yhoo", "stock"})
@@ -95,7 +95,7 @@ async def test_events_reach_the_readers_whose_filters_match() -> None:
         await many.remove("stock", "small")
         await other.emit({"class": "STOCK", "symbol": "MSFT", "volume": 5}, b"third", confirm=True)
         await other.emit({"symbol": "YHOO"}, b"fourth", confirm=True)
-        last = await many.get(5)
+        last = await many.get(30)
         assert isinstance(last, Match)
         assert last.payload == b"fourth"
 
@@ -165,8 +165,8 @@ async def test_applications_neither_hear_nor_forge_what_the_engine_says() -> Non
         async with bus.subscribe(pattern="*") as everything, bus.match("a = 1") as events:
             await bus.emit({"a": 1}, confirm=True)
             await bus.publish("mine", b"1", confirm=True)
-            assert isinstance(await events.get(5), Match)
-            item = await everything.get(5)
+            assert isinstance(await events.get(30), Match)
+            item = await everything.get(30)
             assert isinstance(item, shoal.Message)
             assert item.channel == "mine"
             assert everything.get_nowait() is None
