@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import shoal
-from shoal.bus.matching import Matching
+from shoal.bus.event_reader import Matching
 from shoal.cluster.acl import ENGINE
 from shoal.cluster.local import LocalCluster
 from shoal.engine.shell import EngineShell

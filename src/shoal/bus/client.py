@@ -43,7 +43,7 @@ from shoal.wire.envelope import CLIENT_ID_BITS, check_channel_name, check_patter
 from shoal.wire.identity import ClientKey
 
 if TYPE_CHECKING:
-    from shoal.bus.matching import BusMatching, Matching, MatchingStatistics
+    from shoal.bus.event_reader import BusMatching, Matching, MatchingStatistics
     from shoal.bus.queues import BusQueues
     from shoal.queues.queue import Queue
 
@@ -460,7 +460,7 @@ class Bus:
     def _open_matching(self) -> BusMatching:
         shell = self.shell
         if self._matching is None:
-            from shoal.bus.matching import BusMatching  # buses that do not match do not pay for loading it
+            from shoal.bus.event_reader import BusMatching  # buses that do not match do not pay for loading it
 
             self._matching = BusMatching(self, shell, self._rules)
         return self._matching

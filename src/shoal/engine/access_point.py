@@ -110,6 +110,8 @@ class AccessPoint:
         self.roll_open = ROLL_FIRST in rules
         self.roll_over = False
         """Whether the roll may be closed: `serve` closes it."""
+        self._look_at = now
+        """When silent clients are looked for again: there may be many clients, and turns are frequent."""
         self.choked = 0
         """How often an event did not fit."""
         self.fan: list[Fan] = []
@@ -177,7 +179,7 @@ class AccessPoint:
             conversation.next = max(before.next, floor)
             conversation.served = before.served
             conversation.in_roll = before.in_roll
-        # An instance that came after the predecessor and has not matched anything left nobody out.
+        # An instance in between died before it matched an event, so its clients have missed nothing.
         on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
         self.replies.append((client, Welcome(opened.conversation, self._instance, late)))
@@ -263,7 +265,11 @@ class AccessPoint:
     def tick(self, now: float) -> None:
         """Looks whether the roll may be closed, and removes clients that have been silent for too long."""
         self.roll_over = self.roll_open and self._roll_is_over(now)
-        silent_since = now - self._limits.engine_client_grace_s
+        if now < self._look_at:
+            return
+        grace_s = self._limits.engine_client_grace_s
+        self._look_at = now + grace_s / 16
+        silent_since = now - grace_s
         for client, one in [each for each in self._conversations.items() if each[1].heard_at < silent_since]:
             self._leave(client)
             self.replies.append((client, Dropped(one.number)))

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from shoal.bus.client import Bus
-from shoal.bus.matching import Matching
+from shoal.bus.event_reader import Matching
 from shoal.engine.engine import EngineStatus
 from shoal.engine.shell import EngineShell
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
