@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from redis import asyncio as redis_py
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
 import shoal.redis as redis
-from shoal.redis.options import read_url, with_login
+from shoal.redis.options import read_url, with_login, without_retries
 
 URL = "shoal://client:secret@host:7400"
 
@@ -107,6 +109,25 @@ def test_default_values_of_all_keywords_of_redis_py_are_accepted() -> None:
     nothing: dict[str, Any] = dict.fromkeys(set(defaults) - {"encoding", "encoding_errors"})
     redis.Redis(**nothing)
     redis.Redis().pubsub(shard_hint=None, event_dispatcher=None, push_handler_func=None)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "expected"),
+    [
+        ({}, False),
+        ({"retry": Retry(NoBackoff(), 3)}, False),
+        ({"retry": Retry(NoBackoff(), 0)}, True),
+        ({"retry": None}, True),
+        ({"retry": None, "retry_on_timeout": True}, False),
+        ({"retry": None, "retry_on_error": [OSError]}, False),
+    ],
+)
+def test_retries_can_be_switched_off(keywords: dict[str, Any], expected: bool) -> None:
+    """Compared with the number of retries of redis-py's own connection."""
+    assert without_retries(keywords) is expected
+    if keywords:
+        connection = redis_py.Connection(**keywords)
+        assert (connection.retry._retries == 0) is expected
 
 
 def test_timeouts_default_to_redis_pys() -> None:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 from redis import asyncio as redis_py
 from redis import exceptions
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from tests.support.agent_site import until
 from tests.support.cluster_thread import ClusterThread
 from tests.support.redis_server import free_port
@@ -344,29 +346,73 @@ async def test_a_cut_connection_is_confirmed_anew_and_loses_nothing(client: redi
         assert await read(pubsub) == shape("message", b"again", b"meanwhile")
 
 
-async def test_a_connection_that_a_server_closes_is_no_error_and_loses_nothing(
-    client: redis.Redis, shared_cluster: ClusterThread
-) -> None:
-    """redis-py raises a ConnectionError here, because messages may be missing."""
+async def kill_connections(pubsub: redis.PubSub, cluster: ClusterThread) -> None:
+    """Lets the servers close all connections of a PubSub."""
 
     async def server_urls(cluster: LocalCluster) -> list[str]:
         login = urlsplit(cluster.url_for(ADMIN)).netloc.rpartition("@")[0]
         return [f"redis://{login}@{server.host}:{server.port}" for server in cluster.servers]
 
+    assert pubsub.connection is not None
+    name = f"shoal:{pubsub.connection.bus.router.client:012x}"
     killed = 0
+    for url in cluster.call(server_urls):
+        async with redis_py.Redis.from_url(url) as server:
+            for connected in await server.client_list():
+                if connected["name"] == name:
+                    killed += await server.client_kill_filter(_id=connected["id"])
+    assert killed
+
+
+async def test_a_connection_that_a_server_closes_is_no_error_and_loses_nothing(
+    client: redis.Redis, shared_cluster: ClusterThread
+) -> None:
+    """redis-py reconnects too, but messages may be missing."""
     async with client.pubsub(ignore_subscribe_messages=True) as pubsub:
         await pubsub.subscribe("killed")
         await read(pubsub)
-        assert pubsub.connection is not None
-        name = f"shoal:{pubsub.connection.bus.router.client:012x}"
-        for url in shared_cluster.call(server_urls):
-            async with redis_py.Redis.from_url(url) as server:
-                for connected in await server.client_list():
-                    if connected["name"] == name:
-                        killed += await server.client_kill_filter(_id=connected["id"])
+        await kill_connections(pubsub, shared_cluster)
         await client.publish("killed", "meanwhile")
         assert await read(pubsub) == shape("message", b"killed", b"meanwhile")
-    assert killed
+
+
+@pytest.mark.parametrize("polls", [False, True], ids=["listen", "get_message"])
+async def test_without_retries_a_reader_is_told_of_a_closed_connection_and_loses_nothing(
+    url: str, shared_cluster: ClusterThread, polls: bool
+) -> None:
+    got: list[dict[str, Any]] = []
+
+    async def next_message() -> dict[str, Any]:
+        if not polls:
+            return await anext(aiter(pubsub.listen()))
+        async with asyncio.timeout(WAIT_S):
+            while True:
+                message = await pubsub.get_message()
+                if message is not None:
+                    return message
+
+    async def read_to_the_error() -> None:
+        while True:
+            got.append(await next_message())
+
+    async with (
+        redis.Redis.from_url(url, retry=Retry(NoBackoff(), 0)) as client,
+        client.pubsub() as pubsub,
+    ):
+        await pubsub.subscribe("told")
+        assert await next_message() == shape("subscribe", b"told", 1)
+        for number in (1, 2):
+            await kill_connections(pubsub, shared_cluster)
+            sent = [b"meanwhile %d" % number, b"after %d" % number]
+            got.clear()
+            await client.publish("told", sent[0])
+            with pytest.raises(exceptions.ConnectionError, match="a connection to a server broke"):
+                await read_to_the_error()
+            await client.publish("told", sent[1])
+            while shape("message", b"told", sent[1]) not in got:
+                got.append(await next_message())
+            assert [message["data"] for message in got if message["type"] == "message"] == sent
+            assert [message for message in got if message["type"] == "subscribe"] == [shape("subscribe", b"told", 1)]
 
 
 async def test_a_reader_that_waits_connects_again(client: redis.Redis) -> None:

@@ -506,6 +506,12 @@ class Bus:
         """Cut every connection. The bus reopens them, and no message is lost. Not for applications."""
         await self.shell.disconnect_all()
 
+    @property
+    def breaks(self) -> int:
+        """Number of connections that a server closed, or that broke, while a subscription used them. Not for
+        applications: the bus reconnects."""
+        return (self._shell or self.shell).breaks
+
     async def until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         """Wait until the condition holds after a change; return False after `timeout_s`. Not for applications."""
         return await self.shell.until(condition, timeout_s)

@@ -85,6 +85,7 @@ class BusShell:
         "_timers",
         "_turn_s_max",
         "_wall",
+        "breaks",
         "closed",
         "counting",
         "departure",
@@ -109,6 +110,8 @@ class BusShell:
         self.time_us = 0
         self.counting = 0
         self.errors: dict[str, str] = {}
+        self.breaks = 0
+        """Number of connections that a server closed, or that broke, while a subscription used them."""
         self.refusals = Refusals()
         self.refused: ShoalError | None = None
         """The error if unconfirmed messages wait for a server that cannot be used."""
@@ -528,6 +531,7 @@ class BusShell:
             self._dialer.reset(server)
         if error is not None:
             self.errors[server] = str(error)
+            self.breaks += connection.proved and any(core.uses(server) for core in self._listeners)
             if is_internal_error(error):
                 _log.error("connection cut by an internal error", server=server, error=repr(error))
             else:

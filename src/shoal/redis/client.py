@@ -25,7 +25,15 @@ from shoal.redis.connection import PubSubConnection
 from shoal.redis.conversion import Encodable, Encoder, Name, flatten
 from shoal.redis.deadlines import DEFAULT_S, Deadline, Deadlines
 from shoal.redis.missing_names import missing
-from shoal.redis.options import address_of, check_database, check_keywords, read_url, tls_of, with_login
+from shoal.redis.options import (
+    address_of,
+    check_database,
+    check_keywords,
+    read_url,
+    tls_of,
+    with_login,
+    without_retries,
+)
 from shoal.redis.pubsub import PubSub
 from shoal.wire.envelope import HIDDEN_PREFIXES
 
@@ -80,6 +88,7 @@ class Redis:
         self._limits = limits or DEFAULT_LIMITS
         self._deadlines = Deadlines(socket_timeout, self._limits.connect_timeout_s)
         self._encoder = Encoder(encoding, encoding_errors, decode_responses)
+        self._without_retries = without_retries(others)
         self._begin()
 
     def _begin(self) -> None:
@@ -147,7 +156,9 @@ class Redis:
     async def _open_connection(self) -> PubSubConnection:
         sibling = (await self._open_bus()).sibling()
         with Deadline(self._deadlines.opening, "the cluster could not be opened"):
-            connection = PubSubConnection(await sibling.open(), self._encoder, self._deadlines)
+            connection = PubSubConnection(
+                await sibling.open(), self._encoder, self._deadlines, tells_breaks=self._without_retries
+            )
         self._buses.adopt(connection, connection.bus)
         return connection
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from shoal.bus import Bus
-from shoal.errors import SubscribeTimeoutError
-from shoal.redis.conversion import Encoder, Name, Response
+from shoal.errors import ConnectError, SubscribeTimeoutError
+from shoal.redis.conversion import Encoder, Name, Response, translated
 from shoal.redis.deadlines import Deadline, Deadlines
 from shoal.redis.feeds import Feed, FeedItem, Kind, ReadQueue
 
@@ -23,8 +23,12 @@ CHECK_S: Final = 1.0
 class PubSubConnection:
     """All connections of one PubSub, with the main attributes of redis-py's connection."""
 
-    def __init__(self, bus: Bus, encoder: Encoder, deadlines: Deadlines) -> None:
+    def __init__(self, bus: Bus, encoder: Encoder, deadlines: Deadlines, *, tells_breaks: bool = False) -> None:
+        """With `tells_breaks` a reader gets a ConnectionError after a connection broke, as with redis-py's retries
+        switched off. Otherwise the bus reconnects and the reader does not notice."""
         self.bus = bus
+        self._tells_breaks = tells_breaks
+        self._breaks_told = 0
         self._encoder = encoder
         self.answer = deadlines.answer
         self._reach_s = deadlines.connect_s
@@ -67,14 +71,28 @@ class PubSubConnection:
 
     async def disconnect(self, nowait: bool = False) -> None:
         """Closes the connections. The bus reconnects by itself and fetches what was missed."""
-        for feed in self._feeds.values():
-            feed.hold()
+        self._hold()
         try:
             with Deadline(self.answer, "the connections are not closed"):
                 await self.bus.disconnect()
         finally:
             self._cut = True
             self._queue.interrupt()
+
+    def _hold(self) -> None:
+        """Holds messages back: the repeated subscribe messages come first."""
+        for feed in self._feeds.values():
+            feed.hold()
+
+    def _tell_break(self) -> None:
+        """Raises a ConnectionError if a connection broke since the last call."""
+        if self._breaks_told == self.bus.breaks:
+            return
+        self._breaks_told = self.bus.breaks
+        self._hold()
+        self._cut = True
+        with translated():
+            raise ConnectError("a connection to a server broke", do="read again: the next call connects")
 
     # Commands of the PubSub
 
@@ -124,6 +142,8 @@ class PubSubConnection:
     async def read(self, timeout_s: float) -> Response | FeedItem | None:
         """The next entry; None if none comes in time. Raises a ConnectionError if a subscription is cut off from its
         servers for `socket_connect_timeout`, and once the bus is closed."""
+        if self._tells_breaks:
+            self._tell_break()
         entry = await self._queue.get(timeout_s)
         if entry is None:
             for feed in self._feeds.values():

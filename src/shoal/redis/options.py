@@ -50,7 +50,8 @@ IGNORED: Final = frozenset(
         "socket_read_size",
     }
 )
-"""redis-py's keywords for connections. They are accepted and ignored: the bus manages its own connections."""
+"""redis-py's keywords for connections. They are accepted and ignored: the bus manages its own connections. Of `retry`
+only "none" has a meaning, see `without_retries`."""
 
 _URL: Final = re.compile(r"(?P<scheme>shoals?)://(?P<places>[^/?#]+)(?P<path>[^?#]*)(?:\?(?P<query>[^#]*))?")
 _KNOWN: Final = inspect.signature(redis_py.Redis.__init__).parameters
@@ -95,6 +96,16 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
             raise TypeError(f"{name!r} is not an option{hint}")
         if value is not None and value != _KNOWN[name].default:
             raise TypeError(f"{name}: not supported on a Shoal cluster (see docs/redis-surface.md)")
+
+
+def without_retries(keywords: Mapping[str, Any]) -> bool:
+    """Whether redis-py's keywords ask for no retries, so that a reader is told of each broken connection."""
+    if "retry" not in keywords:
+        return False
+    retry = keywords["retry"]
+    if retry is None:  # redis-py then retries once after errors that are named
+        return not (keywords.get("retry_on_error") or keywords.get("retry_on_timeout"))
+    return getattr(retry, "_retries", None) == 0  # redis-py 5 has no public name for it
 
 
 def check_database(db: int | str | None) -> None:
