@@ -34,7 +34,7 @@ def test_a_policy_does_not_see_a_pinned_channel_but_its_load(wish: Wish) -> None
     scene.entries[b"hot"] = resting(b"hot", "s1")
     scene.pins[b"hot"] = pinned("s1")
     wish.moves = {b"hot": single("s2")}
-    scene.windows(3)
+    scene.windows(31)  # more than a minute of a policy that wants to move it
     assert scene.took(WriteMove) == []
     seen = wish.seen[-1]
     assert b"hot" not in seen.channels.names.to_pylist()

@@ -23,7 +23,7 @@ from shoal.leader.audit_log import AuditLog
 from shoal.limits import Limits
 from shoal.load.window import LoadWindow
 from shoal.load_kinds import KINDS
-from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, entry_key
+from shoal.plan.keys import KEEPER_LEASE, POOL_PREFIX, RING_KEY, Mark, entry_key
 from shoal.plan.ring import Ring
 from shoal.plan.signature import Verifier
 
@@ -274,8 +274,14 @@ async def test_a_dead_server_is_noticed_and_comes_back_as_a_home(capsys: pytest.
         async def back() -> bool:
             return "s2" in (await watch.ring()).homes
 
+        async def may_return() -> bool:
+            return await watch.marks() == {"s2": Mark.RETURNED}
+
         await until(elsewhere)
         assert "s2" not in (await watch.ring()).ids
+        await until(may_return)
+        _, report = await shell(cluster, capsys, "status")
+        assert {server["id"]: server["state"] for server in report["servers"]} == {"s1": "home", "s2": "away"}
         for name in ("s2", "agent-s2"):
             cluster.release(name)
         await until(back)

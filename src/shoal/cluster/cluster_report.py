@@ -31,6 +31,7 @@ from shoal.plan.keys import (
     POOL_PREFIX,
     PUBLIC_KEY,
     RING_KEY,
+    Mark,
     entry_unit,
     moves_prefix,
     pool_server,
@@ -284,13 +285,14 @@ def _server(server: ServerAddress, plan: _Plan | None, load: ServerLoad | str) -
     ring = plan.ring if plan else None
     here = ring is not None and server.id in ring.ids
     home = "home" if ring is not None and server.id in ring.homes else "guest" if here else "-"
+    state = plan.states.get(server.id, home) if plan else "-"
     leases = plan.leases if plan else None
     return ServerReport(
         server.id,
         server.host,
         server.port,
         here,
-        plan.states.get(server.id, home) if plan else "-",
+        "away" if state == Mark.RETURNED and not here else state,
         None if leases is None else f"{LEASES}{server.id}" in leases,
         load if isinstance(load, ServerLoad) else None,
         load if isinstance(load, str) else None,

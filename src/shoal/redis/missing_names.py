@@ -14,7 +14,7 @@ _INSTEAD: Final = {
     "Sentinel": "use Redis.from_url with the cluster's address, the cluster replaces failed servers itself",
     "RedisCluster": "use Redis.from_url with the cluster's address, the plan spreads channels over servers",
 }
-_KEYS: Final = "Shoal is pub/sub only; use redis.asyncio with a Redis server for it"
+_KEYS: Final = "shoal.redis is pub/sub only; use redis.asyncio with a Redis server for it"
 
 
 def missing(name: str, owner: str, original: object) -> AttributeError:
