@@ -80,6 +80,12 @@ _NEGATED_BY_A_WORD: Final = (
 )
 """Operators that can have `not` between the name and the operator."""
 _AFTER_IS_NOT: Final = "a string, a number, 'prefix', 'suffix', 'contains', 'wildcard' or 'cidr'"
+_OTHER_KINDS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("int", "integer", "float", "double", "long", "numeric"), "number"),
+    **dict.fromkeys(("str", "text", "varchar"), "string"),
+    "bool": "boolean",
+}
+"""Names that other languages have for kinds of values."""
 _ADVICE_ON_OPERATORS: Final[Mapping[str, str]] = {
     "between": "write two bounds: price >= 1 and price <= 5",
     **dict.fromkeys(("starts_with", "startswith", "beginswith", "begins_with"), "write prefix: url prefix '/api/'"),
@@ -91,8 +97,10 @@ _ADVICE_ON_OPERATORS: Final[Mapping[str, str]] = {
     ),
     **dict.fromkeys(("isnull", "is_null", "missing"), "write absent"),
     **dict.fromkeys(("notnull", "not_null", "present", "defined"), "write exists"),
+    **dict.fromkeys(("lower", "upper", "ignore", "iequals", "equalsignorecase"), "write ignorecase(symbol) = 'yhoo'"),
+    **{word: f"write is {kind}" for word, kind in _OTHER_KINDS.items()},
 }
-"""What to write instead of an operator of another language."""
+"""What to write instead of an operator or a function of another language."""
 _AN_OPERATOR: Final = "an operator (= != < <= > >= prefix suffix contains wildcard cidr exists absent in is)"
 
 
@@ -205,7 +213,9 @@ class Parser(Reader):
             advice = _ADVICE_ON_OPERATORS.get(self.token.keyword)
             raise self.unexpected("'in'", "'prefix'", "'suffix'", "'contains'", "'wildcard'", "'cidr'", do=advice)
         if operator is None:
-            raise self.unexpected(_AN_OPERATOR, do=_ADVICE_ON_OPERATORS.get(self.token.keyword))
+            is_call = self.token.keyword == "(" and self._at > 0
+            word = self._tokens[self._at - 1] if is_call else self.token
+            raise self.unexpected(_AN_OPERATOR, do=_ADVICE_ON_OPERATORS.get(word.keyword))
         self.skip()
         return self._unlike() if operator is Operator.IS and self.accept("not") else operator
 
@@ -267,7 +277,7 @@ class Parser(Reader):
     def _kind(self) -> str:
         kind = self.token.keyword
         if kind not in KINDS:
-            advice = "write absent" if kind in NOTHING else None
+            advice = "write absent" if kind in NOTHING else _ADVICE_ON_OPERATORS.get(kind)
             raise self.unexpected(*(f"'{each}'" for each in KINDS), do=advice)
         self.skip()
         return kind
