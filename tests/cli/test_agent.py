@@ -46,3 +46,9 @@ def test_the_server_is_announced_with_tls_if_the_cluster_uses_it(
     monkeypatch.setenv("SHOAL_URL", url)
     assert cli.main(["agent", *ADDRESS, *flags]) == 0
     assert [options.address.tls for options in started] == [tls]
+
+
+@pytest.mark.parametrize("kind", ["--server", "--store"])
+def test_an_empty_id_is_rejected(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["agent", kind, "", "--address", "10.0.0.11:6379"]) == 1
+    assert capsys.readouterr().err.startswith("shoal: '' is not a valid id: use 1 to 64 letters")

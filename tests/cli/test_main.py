@@ -181,7 +181,8 @@ def test_an_interrupt_is_130(greet: list[argparse.Namespace]) -> None:
     ("words", "says"),
     [
         (["gret"], "unknown command 'gret', did you mean greet?"),
-        (["greet", "--nonsense"], "unrecognized arguments: --nonsense"),
+        (["greet", "--nonsense"], "unrecognized arguments: --nonsense (see shoal greet --help)"),
+        (["greet", "--jsn"], "unrecognized arguments: --jsn, did you mean --json? (see shoal greet --help)"),
         (["--log-level", "loud", "greet"], "invalid choice: 'loud'"),
         (["test"], "run ./shoal test"),
         (["--debug"], "usage: shoal"),
@@ -193,6 +194,11 @@ def test_wrong_usage_is_2(
     assert cli.main(words) == 2
     captured = capsys.readouterr()
     assert says in captured.out + captured.err
+
+
+def test_an_unknown_flag_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "show", "--movs"]) == 2
+    assert "--movs, did you mean --moves? (see shoal plan show --help)" in capsys.readouterr().err
 
 
 def test_a_reader_that_leaves_is_no_traceback() -> None:

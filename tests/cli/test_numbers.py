@@ -15,6 +15,7 @@ from shoal import cli
         (["bench", "match", "--run-seconds", "x"], "give a number above 0, not 'x'"),
         (["bench", "match", "--run-seconds", "inf"], "give a number above 0, not 'inf'"),
         (["experiment", "--seeds", "1.5"], "give a whole number above 0, not '1.5'"),
+        (["fuzz", "--seconds", "-1"], "give a number above 0, not '-1'"),
         (["sub", "a", "--count", "-1"], "give a whole number above 0, not '-1'"),
     ],
 )

@@ -17,7 +17,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from shoal import config, logs
 from shoal.cli.output import HelpFormatter, add_shared_flags, colour_wanted, shown
@@ -110,6 +110,15 @@ def available_commands() -> dict[str, tuple[str, str]]:
 
 class _Parser(argparse.ArgumentParser):
     """A parser that reports wrong usage in one line with a hint."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; report unknown arguments here, where the help of the command is known. argparse leaves them to the
+        parser of all commands."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}" + (f", did you mean {near[0]}?" if near else ""))
+        return found, unknown
 
     def error(self, message: str) -> NoReturn:
         """Print the problem and exit with 2."""

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
     host, port = read_address(args.address)
-    id, bandwidth = _host_id(args.server or args.store), _bandwidth(args.max_out_bytes_per_s)
+    id, bandwidth = _host_id(args.store if args.server is None else args.server), _bandwidth(args.max_out_bytes_per_s)
     if args.store and bandwidth is not None:
         raise ConfigError("--max-out-bytes-per-s is for servers", do="leave it out")
     url = _url(args.settings.coordinator)

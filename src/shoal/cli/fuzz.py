@@ -10,6 +10,7 @@ import time
 
 import msgspec
 
+from shoal.cli.numbers import positive
 from shoal.cli.output import Subparsers, add_command, note, result
 from shoal.filters.fuzz import fuzz
 
@@ -23,7 +24,7 @@ def register(subparsers: Subparsers) -> None:
         "parse random texts as filters and events; only the documented errors may be raised",
         example="shoal fuzz --seconds 60 --json\nshoal fuzz --seed 17 --seconds 5",
     )
-    parser.add_argument("--seconds", type=float, default=10.0, metavar="N", help="duration in s (default 10)")
+    parser.add_argument("--seconds", type=positive, default=10.0, metavar="N", help="duration in s (default 10)")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the texts (default 1)")
 
 

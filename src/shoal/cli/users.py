@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
-from shoal.errors import ConflictError, PlanError
+from shoal.errors import ConfigError, ConflictError, PlanError
 
 if TYPE_CHECKING:
     from shoal.coordination.interface import Coordinator
@@ -64,9 +64,7 @@ def register(subparsers: Subparsers) -> None:
         "keys of the old secret end. Clients that were away since the rotation go on with another id.",
     )
     for one in (rotate, revoke):
-        one.add_argument(
-            "role", metavar="ROLE", nargs="?", default="", help=f"a role (default: all roles), or {SECRET}"
-        )
+        one.add_argument("role", metavar="ROLE", nargs="?", help=f"a role (default: all roles), or {SECRET}")
     add_command(
         group,
         "secret",
@@ -95,7 +93,9 @@ def _run(args: argparse.Namespace, do: Literal["rotate", "revoke"], done: str) -
     from shoal.cluster.control_socket import request
     from shoal.cluster.state import state_dir_at
 
-    reply = request(state_dir_at(args.settings.state_path), do, args.role, timeout_s=_TIMEOUT_S)
+    if args.role == "":  # an unset variable of a script must not mean all roles
+        raise ConfigError("the name of the role is empty", do="leave it out for all roles")
+    reply = request(state_dir_at(args.settings.state_path), do, args.role or "", timeout_s=_TIMEOUT_S)
     text = f"{done} {', '.join(reply.roles)}"
     if reply.missed:
         text += f"; these did not answer and apply it when they are restarted: {', '.join(reply.missed)}"
