@@ -61,4 +61,6 @@ def test_a_file_that_is_no_proposal_is_not_applied(capsys: pytest.CaptureFixture
 
 def test_an_empty_audit_log(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["plan", "audit"]) == 0
-    assert "no decisions" in capsys.readouterr().out
+    assert "that change something; --all lists the others too\n" in capsys.readouterr().out
+    assert cli.main(["plan", "audit", "--all"]) == 0
+    assert "--all" not in capsys.readouterr().out

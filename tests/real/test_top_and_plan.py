@@ -110,6 +110,8 @@ async def test_top_says_what_is_missing(site: Site, capsys: pytest.CaptureFixtur
 async def test_plan_show(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     site.start_agent()
     await until(site.lease)
+    status, text, _ = await run_command(capsys, "plan", "show")
+    assert text.endswith("0 entries; all channels are placed by the ring\n")
     entry = site.signer.entry(b"moved", Placement(5, Mode.SINGLE, ("s1",)))
     await site.coordinator.put(entry_key(b"moved"), entry)
     status, facts = await run_json_command(capsys, "plan", "show", "moved", "tile")

@@ -225,7 +225,8 @@ def describe(view: PlanView, channels_only: bool) -> str:
             guest = "" if server.home else "  guest"
             lines.append(f"  {server.id}  {server.host}:{server.port}  lease {server.lease}{remaining}{guest}")
         entries = "1 entry" if len(view.entries) == 1 else f"{len(view.entries)} entries"
-        lines.append(f"{entries}; all other channels are placed by the ring")
+        others = "all other channels" if view.entries else "all channels"
+        lines.append(f"{entries}; {others} are placed by the ring")
         lines += [f"  {_line(placement, pins)}" for placement in view.entries]
     return "\n".join(lines)
 

@@ -206,7 +206,9 @@ def run_audit(args: argparse.Namespace) -> int:
                 "version": record.version,
             }
         )
-    text = "\n".join(map(_decision_text, decisions[-_SHOWN:])) or f"no decisions in {log.directory}"
+    changes = "" if args.all else " that change something; --all lists the others too"
+    nothing = f"no decisions in {log.directory}{changes}"
+    text = "\n".join(map(_decision_text, decisions[-_SHOWN:])) or nothing
     result(args, {"directory": str(log.directory), "decisions": decisions}, text)
     return 0
 
