@@ -79,7 +79,9 @@ def test_a_cluster_is_found(directory: StateDir) -> None:
 
 
 def test_no_cluster_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(ClusterNotFoundError, match="run `shoal up`"):
+    with pytest.raises(
+        ClusterNotFoundError, match="run `shoal up`, or set SHOAL_COORDINATOR to the address of another"
+    ):
         find_cluster(tmp_path)
 
 

@@ -330,7 +330,11 @@ def find_cluster(state_dir: str | Path | None = None) -> ClusterState:
     directory = state_dir_at(state_dir)
     state = directory.read()
     if state is None:
-        raise ClusterNotFoundError(f"no cluster runs in {directory.root}", do="run `shoal up`, or give another address")
+        raise ClusterNotFoundError(
+            f"no cluster runs in {directory.root}",
+            do="run `shoal up`, or set SHOAL_COORDINATOR to the address of another cluster: "
+            "shoal://admin:PASSWORD@HOST:PORT",
+        )
     if state.stopped:
         raise ClusterNotFoundError(
             f"the cluster in {directory.root} is stopped; its stores are kept", do="run `shoal up` to continue it"
