@@ -201,6 +201,22 @@ def test_an_unknown_flag_names_the_help_of_its_command(capsys: pytest.CaptureFix
     assert "--movs, did you mean --moves? (see shoal plan show --help)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("shell", "status", "says"),
+    [
+        ("doctor --quick --json >&-", None, ""),  # cron jobs and services close streams
+        ("tls init 2>&-", 2, ""),
+        ("doctor --quick --json > /dev/full", 1, "shoal: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_output_that_cannot_be_written_is_no_traceback(shell: str, status: int | None, says: str) -> None:
+    done = subprocess.run(
+        ["sh", "-c", f"{sys.executable} -m shoal.cli {shell}"], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == says
+    assert status is None or done.returncode == status
+
+
 def test_a_reader_that_leaves_is_no_traceback() -> None:
     program = "import sys; from shoal.cli import main; sys.exit(main(['--help']))"
     with subprocess.Popen(

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
+
+import pytest
 
 import shoal
 
@@ -43,6 +46,21 @@ async def test_lines_become_messages(url: str, bus: shoal.Bus) -> None:
     assert [item.payload for item in items if isinstance(item, shoal.Message)] == [b"one", b"", b"three"]
     assert {type(item) for item in items} == {shoal.Message}
     assert [item.attributes for item in items if isinstance(item, shoal.Message)] == [{"n": 1, "b": True}] * 3
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "says"),
+    [
+        ("<&-", 0, ""),
+        ("0> /dev/null", 1, "shoal: cannot read standard input: Bad file descriptor: give it lines to read\n"),
+    ],
+)
+async def test_input_that_cannot_be_read_is_told(url: str, source: str, status: int, says: str) -> None:
+    """The reading thread died with a traceback, and the command waited for it for ever."""
+    command = f"{sys.executable} -m shoal.cli pub unread {source}"
+    process = await asyncio.create_subprocess_shell(command, env={**os.environ, "SHOAL_URL": url}, stderr=PIPE)
+    _, words = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert (process.returncode, words.decode()) == (status, says)
 
 
 async def test_messages_become_lines(url: str, bus: shoal.Bus) -> None:

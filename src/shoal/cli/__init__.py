@@ -69,6 +69,7 @@ EXAMPLES: Final = """examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
@@ -79,13 +80,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output exited, as with `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
+        return 1
+    except OSError as error:  # our output cannot be written, for example
+        if debug:
+            traceback.print_exc()
+        _print_error(str(error))
+        _discard_output()
         return 1
     except ShoalError as error:
         if debug:
             traceback.print_exc()
         _print_error(str(error))
         return 1
+
+
+def _open_closed_streams() -> None:
+    """Open standard streams that the caller closed as the null device: Python has None for them."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Discard the rest of standard output, which Python would write when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:

@@ -154,10 +154,12 @@ async def line_batches() -> AsyncIterator[list[bytes]]:
 
     A daemon thread reads, because not every kind of input can be awaited; it does not delay the exit of the process.
     """
-    chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=1)
+    chunks: asyncio.Queue[bytes | OSError] = asyncio.Queue(maxsize=1)
     threading.Thread(target=_read_input, args=(asyncio.get_running_loop(), chunks), daemon=True).start()
     rest = b""
     while chunk := await chunks.get():
+        if isinstance(chunk, OSError):
+            raise ConfigError(f"cannot read standard input: {chunk.strerror}", do="give it lines to read") from chunk
         *lines, rest = (rest + chunk).split(b"\n")
         if lines:
             yield lines
@@ -165,11 +167,14 @@ async def line_batches() -> AsyncIterator[list[bytes]]:
         yield [rest]
 
 
-def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes]) -> None:
-    """Read standard input in chunks, no faster than it is published; an empty chunk is the end."""
-    chunk = b"-"
-    while chunk and not loop.is_closed():
-        chunk = os.read(sys.stdin.fileno(), READ_BYTES_MAX)
+def _read_input(loop: asyncio.AbstractEventLoop, chunks: asyncio.Queue[bytes | OSError]) -> None:
+    """Read standard input in chunks, no faster than it is published; an empty chunk or an error is the end."""
+    chunk: bytes | OSError = b"-"
+    while chunk and not isinstance(chunk, OSError) and not loop.is_closed():
+        try:
+            chunk = os.read(sys.stdin.fileno(), READ_BYTES_MAX)
+        except OSError as error:
+            chunk = error
         with contextlib.suppress(RuntimeError, concurrent.futures.CancelledError):  # the loop has ended, or ends
             asyncio.run_coroutine_threadsafe(chunks.put(chunk), loop).result()
 
