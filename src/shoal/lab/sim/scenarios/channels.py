@@ -47,10 +47,10 @@ NAP_S_MAX: Final = 12.0
 NAP_LAPSE_S: Final = (4.0, 5.0)
 NAP_NEWS_S: Final = 1.0
 NAP_AFTER_S: Final = (0.05, 1.5)
-"""In the share `naps` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps from the time when its
-server leaves the ring until the server is back, and `NAP_AFTER_S` longer: a longer sleep would cost it the connection.
-The server's agent does not renew its lease for `NAP_LAPSE_S`: not much longer than the lease, so that the server is
-back before faults end. It hears of the rings `NAP_NEWS_S` later, and never tells of the one without its server."""
+"""In the share `naps` of the runs with faults, about every `NAP_EVERY_S`, a subscriber sleeps while its
+server leaves the ring and comes back, and `NAP_AFTER_S` longer. The server's agent does not renew its lease for
+`NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end. It hears of the rings
+`NAP_NEWS_S` later, so that it never tells of the one without its server."""
 TALKER_DOWN_S: Final = 0.1
 TALK_S: Final = (0.5, 2.5)
 """How long another application is down, so that it is a new client, and when it publishes after the ring changes."""
@@ -174,7 +174,8 @@ _LATE: Final[dict[str, Any]] = {
 """Heartbeats arrive after their lease."""
 
 _MISLED: Final[dict[str, Any]] = {
-    "naps": 1.0, "nap_lies": 1.0, "agents_die": 0.0, "fixed_faults": dict.fromkeys(RATES, 0.0) | {"resets_per_s": 0.01},
+    "naps": 1.0, "short_naps": True, "nap_lies": 1.0, "agents_die": 0.0,
+    "fixed_faults": dict.fromkeys(RATES, 0.0) | {"resets_per_s": 0.01},
     "fixed_shape": {"lapses": False, "slow_readers": False},
     **dict.fromkeys(("idle", "greedy", "forgotten", "late", "repeated", "rotations", "ring_death"), 0.0),
 }  # fmt: skip
@@ -213,6 +214,8 @@ class ChannelsRun(ChannelScenario):
     agents_die = 0.7
     """How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can
     tell what was published there."""
+    short_naps = False
+    """Whether subscribers sleep only while the server is out of the ring. A longer sleep costs them the connection."""
     nap_lies = 0.0
     """How often the stranger lies on the server that is back, about messages that were published on the others."""
     idle = 0.06
@@ -331,6 +334,8 @@ class ChannelsRun(ChannelScenario):
             back_at = self.world.now + rng.uniform(*NAP_LAPSE_S)
             self.coordinator.mute_leases(f"agent-{server}", back_at)
             self.coordinator.delay_news(f"agent-{server}", back_at + NAP_NEWS_S)
+            if not self.short_naps:
+                self.faults.pause(sleeper.node, (NAP_S_MAX, NAP_S_MAX))
 
     def members_changed(self, left: list[str], joined: list[str]) -> None:
         """A new client publishes on the channel of a sleeping subscriber while its server is out of the ring, and again
@@ -342,7 +347,8 @@ class ChannelsRun(ChannelScenario):
         rng = self.world.rng("naps")
         for nap in [self._naps[server] for server in left if server in self._naps]:
             self.exercised["nap"] += 1
-            self.faults.pause(nap.sleeper.node, (NAP_S_MAX, NAP_S_MAX))
+            if self.short_naps:
+                self.faults.pause(nap.sleeper.node, (NAP_S_MAX, NAP_S_MAX))
             nap.others += self.book.placement(nap.channel.encode()).servers
             for server in nap.others if self.nap_lies else ():
                 self.stranger.overhear(server, nap.channel)
