@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -150,11 +151,27 @@ PUTS_S: Final = 0.4
 END_PUTS: Final = 3
 """Messages that each producer puts after the last fault, so that every consumer has work in a healthy world."""
 
-_LOSES: Final = {"peaceful": True, "store_counts": (2, 3), "loss_share": 1.0}
+_CALM: Final[dict[str, Any]] = dict.fromkeys(RATES, 0.0) | {"spike_probability": 0.0}
+_LOSES: Final[dict[str, Any]] = {"fixed_faults": _CALM, "store_counts": (2, 3), "loss_share": 1.0}
 VARIANTS: Final[dict[str, Variant]] = {
     RETURN_CHECK: {**_LOSES, "late_abandons": 0.0, "unplugged": 1.0},
     STORE_OPENED: {**_LOSES, "late_abandons": 1.0},
-    MOVE_CONFIRM: {"peaceful": True, "store_counts": (2, 3), "loss_share": 0.0, "stunned": 1.0},
+    MOVE_CONFIRM: {
+        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
+        "store_counts": (2, 3),
+        "loss_share": 0.0,
+        "stunned": 1.0,
+        "workers": 3,
+        "fixed_shape": {
+            "in_flight": 8,
+            "key_count": 6,
+            "pace_s": 0.02,
+            "producer_count": 3,
+            "consumer_count": 3,
+            "slow": False,
+            "move_every_s": 1.0,
+        },
+    },
 }
 """The variant of the scenario in which it soon shows that a rule is broken. In the same variant the protocol holds."""
 
@@ -164,8 +181,9 @@ class QueueRun(Scenario):
 
     safety_s = 15.0
     calm_s = 6.0
-    peaceful = False
-    """Whether no other faults than those of a variant occur."""
+    fixed_faults: Mapping[str, Any] = MappingProxyType({})
+    fixed_shape: Mapping[str, Any] = MappingProxyType({})
+    """What a variant does not leave to the seed."""
     store_counts = (1, 2, 2, 3)
     loss_share = 0.7
     """In this share of the runs without other faults and with several stores, shards of one are abandoned."""
@@ -174,6 +192,8 @@ class QueueRun(Scenario):
     """How often that happens when the store is back already; and how often the store was only cut off."""
     stunned = 0.0
     """How often a consumer is paused for longer than its lease when a shard is sealed."""
+    workers = 2
+    """Tasks of a consumer that process messages."""
     settings = SETTINGS
 
     def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
@@ -190,9 +210,8 @@ class QueueRun(Scenario):
         """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers, and stalls outlast
         the patience of clients."""
         options = super().draw_faults(rng)
-        if self.peaceful:
-            none: dict[str, Any] = dict.fromkeys(RATES, 0.0)
-            return replace(options, spike_probability=0.0, **none)
+        if self.fixed_faults:
+            return replace(options, **self.fixed_faults)
         if options.peaceful or self.world.rng("long faults").random() >= LONG_SHARE:
             return options
         long = replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
@@ -211,6 +230,8 @@ class QueueRun(Scenario):
         self.move_every_s = rng.choice((0.3, 1.0, 3.0))
         self.with_bus = rng.random() < BUS_SHARE
         self.loses_store = options.peaceful and self.store_count > 1 and rng.random() < self.loss_share
+        for name, value in self.fixed_shape.items():
+            setattr(self, name, value)
         self.limits: Limits = msgspec.structs.replace(
             LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
         )
@@ -494,7 +515,7 @@ class QueueRun(Scenario):
                 async with jobs:
                     if drains and stays_s is not None:
                         asyncio.get_running_loop().call_later(stays_s, jobs.drain)
-                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
+                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(self.workers)))
                     self.exercised["drained"] += 1
         except TimeoutError:
             self.exercised["left"] += 1
@@ -534,6 +555,7 @@ class QueueRun(Scenario):
                 start.certain = not any(one.counters["rejoined"] or one.left for one in cores)
                 start.certain = start.certain and not core.key.failure and not core.key.uncertain
                 start.certain = start.certain and self._is_current(core.key.token)
+                start.certain = start.certain and me.partition("/")[0] not in self.operator.stunned
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"

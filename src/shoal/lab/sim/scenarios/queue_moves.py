@@ -84,6 +84,8 @@ class MoveOperator:
         """Whether moves are requested."""
         self.returned: set[str] = set()
         """Nodes that are back after shards were abandoned."""
+        self.stunned: set[str] = set()
+        """Consumers that were paused for longer than their lease: they may be told that a job is lost which is done."""
         self._run = run
         self._unit = unit
         self._verifier = verifier
@@ -309,6 +311,7 @@ class MoveOperator:
         if not found:
             return
         name = rng.choice(found)
+        self.stunned.add(name)
         pause_s = run.settings.lease_s + rng.uniform(*STUNNED_S)
         run.faults.pause(run.network.nodes[name], (pause_s, pause_s))
         deaf_s = pause_s + rng.uniform(*DEAF_S)
