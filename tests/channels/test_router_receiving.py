@@ -10,7 +10,7 @@ import pytest
 from hiredis import PushNotification
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, blob
+from tests.support.core_driver import CLIENT, OTHER, STREAM, RouterDriver, StandIn, addressed, blob
 
 from shoal.channels.client import subscription
 from shoal.channels.client.context import UnknownFlags
@@ -847,6 +847,25 @@ def test_after_a_lapsed_lease_an_unknown_stream_may_have_begun_elsewhere() -> No
     driver, sub = subscribed()
     driver.advance(4.0, heartbeats=False)
     assert driver.counters.stale_links == 1
+    driver.advance(2.0)
+    driver.message("s1", TILE, STREAM + 1, 3, b"3")
+    assert driver.payloads(sub) == []
+    driver.advance(DELAY_S * 1.1)
+    assert asked(driver) == [(1, 2)]
+
+
+def test_a_subscription_that_begins_after_the_lease_has_lapsed_knows_it_too() -> None:
+    """The server may leave the ring and come back after the subscription has begun."""
+    driver, _ = subscribed()
+    here = driver.servers["s1"]
+    here.silent = True
+    driver.advance(4.0, heartbeats=False)
+    sub = driver.subscribe(TILE)
+    client, _, hello = here.heard[-1]
+    assert isinstance(hello, control.Hello)
+    driver.feed("s1", addressed(client, here.answer(hello), hello.nonce, driver.seal("s1")))
+    assert driver.in_force(sub)
+    here.silent = False
     driver.advance(2.0)
     driver.message("s1", TILE, STREAM + 1, 3, b"3")
     assert driver.payloads(sub) == []

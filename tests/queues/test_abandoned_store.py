@@ -13,10 +13,15 @@ from tests.support.redis_server import RedisServer
 
 from shoal.errors import QueueNotFoundError, QueueUnavailableError
 from shoal.limits import DEFAULT_LIMITS
+from shoal.plan.format import VALUE as FORMAT_VALUE
+from shoal.plan.keys import FORMAT_KEY, PUBLIC_KEY, entry_key
+from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_mover import abandon, begin, give_up, renewed_states, settings_at
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
+from shoal.plan.signature import Signer
+from shoal.queues.agent.process import StoreAgent, StoreAgentOptions
 from shoal.queues.message_format import check_queue_name
 from shoal.queues.queue import Queue, QueueContext
 from shoal.queues.script_loader import load_scripts
@@ -44,6 +49,17 @@ class Plan:
 
     def queue(self) -> Queue:
         context = QueueContext(LIMITS, PRODUCTION, lambda: (None, None), self.find)
+        queue = Queue(NAME, context, lambda _: queue)
+        return queue
+
+    def queue_of_cluster(self) -> Queue:
+        """A queue whose stores have agents: only these load the scripts."""
+
+        async def create(name: str, settings: QueueSettings | None) -> QueueEntry:
+            raise AssertionError(f"queue {name} is in the plan")
+
+        limits = msgspec.structs.replace(LIMITS, queue_put_timeout_s=1.0)
+        context = QueueContext(limits, PRODUCTION, lambda: (None, None), self.find, create=create)
         queue = Queue(NAME, context, lambda _: queue)
         return queue
 
@@ -133,6 +149,53 @@ async def test_a_shard_that_is_sealed_for_a_move_that_was_given_up_keeps_its_mes
         await client.aclose()
 
 
+@asynccontextmanager
+async def agent_of(store: ServerAddress, url: str) -> AsyncIterator[StoreAgent]:
+    """The agent of a store, as its process runs it."""
+    agent = StoreAgent(StoreAgentOptions(address=store, url=url, limits=LIMITS), PRODUCTION)
+    task = asyncio.create_task(agent.work())
+    try:
+        async with asyncio.timeout(30.0):
+            while agent.core is None or not agent.core.open:
+                assert not task.done()
+                await asyncio.sleep(0.01)
+        yield agent
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_store_that_is_back_accepts_nothing_until_its_agent_has_read_the_plan() -> None:
+    """A client connects to it before its shards are abandoned, so it has no reason to read the plan again."""
+    with store_server() as first, store_server() as second, RedisServer() as coordinating:
+        url = f"shoal://{coordinating.host}:{coordinating.port}"
+        plan, signer = Plan(first, second), Signer(Signer.generate())
+        client, reader, gone = plan.queue_of_cluster(), plan.queue(), plan.entry
+        async with await PRODUCTION.coordinator(url, 5.0) as coordinator:
+            await coordinator.put(FORMAT_KEY, FORMAT_VALUE)
+            await coordinator.put(PUBLIC_KEY, signer.public)
+            await coordinator.put(entry_key(NAME.encode(), QUEUE), signer.line(plan.entry))
+            async with agent_of(plan.stores[0], url):
+                await client.put(b"before", key="k")
+            await restart(first)
+            with pytest.raises(QueueUnavailableError):
+                await client.put(b"too early", key="k")
+            async with agent_of(plan.stores[0], url):
+                await client.put(b"open again", key="k")
+            await restart(first)
+            with pytest.raises(QueueUnavailableError):
+                await client.put(b"too early again", key="k")
+            later = abandon(plan.entry, ["q1"], plan.stores[1], 2)
+            await coordinator.put(entry_key(NAME.encode(), QUEUE), signer.line(later))
+            async with agent_of(plan.stores[0], url):
+                with pytest.raises(QueueUnavailableError):
+                    await client.put(b"too late", key="k")
+        assert plan.entry is gone, "the client was not told"
+        assert [message.payload for message in await reader.peek("k")] == [b"before", b"open again"]
+        await client.aclose()
+        await reader.aclose()
+
+
 async def renew(entry: QueueEntry, store: ServerAddress) -> None:
     """What the agent of a store does with its shards when those of another were abandoned."""
     words = [b"%d" % word for word in settings_at(entry, store.id).words(entry.version)]
@@ -140,7 +203,7 @@ async def renew(entry: QueueEntry, store: ServerAddress) -> None:
 
 
 async def ship(store: ServerAddress, entry: QueueEntry, operation: bytes, *arguments: bytes) -> None:
-    link = StoreLink(store, lambda: (None, None), "agent", LIMITS, PRODUCTION, lambda: None)
+    link = StoreLink(store, lambda: (None, None), "agent", LIMITS, PRODUCTION, lambda: None, loads=True)
     numbers = [b"%d" % entry.version, b"%d" % entry.revision]
     await link.run(load_scripts().ship, check_queue_name(NAME), [operation, *numbers, *arguments])
     await link.close()

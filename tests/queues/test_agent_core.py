@@ -22,6 +22,9 @@ from shoal.queues.shard_mover import ShardStatus
 SIGNER = Signer(Signer.generate())
 SCRIPT_TEXTS = load_scripts()
 PREFIX = b"__shoal:q:orders:"
+LOADS = ["load"] * 3
+OPENS = ["open", "load", "load"]
+"""The scripts of the agent, then those of clients, the first of which is `put`."""
 
 
 def entry_of(name: bytes = b"orders", version: int = 5, store: str = "q1", **fields: Any) -> QueueEntry:
@@ -45,6 +48,7 @@ class Store:
         """A new agent."""
         self.core = StoreAgentCore("q1", Verifier(SIGNER.public), SCRIPT_TEXTS, before)
         self.core.connected()
+        self.core.plan_read()
 
     def give(self, *entries: QueueEntry) -> None:
         for entry in entries:
@@ -65,8 +69,8 @@ class Store:
 
     def _command(self, request: Any) -> Any:
         match request:
-            case (b"SCRIPT", b"LOAD", _):
-                self.commands.append("load")
+            case (b"SCRIPT", b"LOAD", text):
+                self.commands.append("open" if text == SCRIPT_TEXTS.put.text else "load")
                 return b"sha"
             case (b"GET", key):
                 return self.keys.get(key)
@@ -93,14 +97,14 @@ class Store:
 
     def done(self) -> list[str]:
         """The commands since the last call, without loading scripts and reading."""
-        commands, self.commands = [word for word in self.commands if word != "load"], []
+        commands, self.commands = [word for word in self.commands if word not in ("load", "open")], []
         return commands
 
 
 def test_a_queue_is_created_and_its_entry_copied_to_the_store() -> None:
     store, entry = Store(), entry_of()
     store.give(entry)
-    assert store.commands == ["load"] * 6 + ["create", "share"]
+    assert store.commands == [*LOADS, "create", "share", *OPENS]
     assert store.keys[PREFIX + b"entry"] == SIGNER.line(entry)
     assert store.keys[PREFIX + b"conf"].split()[0] == b"5"
     assert store.status() == QueueStatus(entry.newness)
@@ -121,8 +125,50 @@ def test_after_a_restart_of_the_store_scripts_are_loaded_and_the_queue_is_only_r
     assert store.core.asks(store.now) == []
     assert not store.core.ready
     store.core.connected()
+    store.core.plan_read()
     store.run()
-    assert store.commands == ["load"] * 6
+    assert store.commands == [*LOADS, *OPENS]
+
+
+def test_a_store_that_is_back_is_opened_when_the_plan_was_read_and_carried_out() -> None:
+    """Its shards may have been abandoned meanwhile, and clients may not know it."""
+    store, entry = Store(), entry_of()
+    store.give(entry)
+    store.commands.clear()
+    store.core.disconnected()
+    store.core.connected()
+    store.run()
+    assert store.commands == LOADS
+    assert store.core.ready
+    assert not store.core.open
+    heir = ServerAddress("q2", "h", 1)
+    abandoned = replace(entry, version=9, revision=9, stores=(heir,), inherits=5, heirs=("q2",), began=(9, 9))
+    store.core.entry(SIGNER.line(abandoned))
+    store.core.plan_read()
+    store.run()
+    assert store.commands == [*LOADS, "shut", *OPENS]
+    assert store.core.open
+
+
+def test_a_queue_that_the_store_refuses_does_not_keep_the_store_closed() -> None:
+    store = Store()
+    store.errors = ["OOM no memory"]
+    store.give(entry_of())
+    assert store.status().trouble
+    assert store.core.open
+
+
+def test_scripts_of_clients_that_cannot_be_loaded_are_tried_again() -> None:
+    store = Store()
+    (ask,) = store.core.asks(store.now)
+    store.core.replied(ask.unit, [b"sha"] * 3, store.now)
+    (ask,) = store.core.asks(store.now)
+    store.core.failed(ask.unit, "OOM no memory", store.now)
+    assert store.core.asks(store.now) == []
+    assert store.core.next_check_s(store.now) == pytest.approx(RETRY_S)
+    store.now += RETRY_S
+    store.run()
+    assert store.core.open
 
 
 def test_another_agent_of_the_store_finds_the_queue_in_force() -> None:
@@ -233,7 +279,7 @@ def test_scripts_that_were_flushed_are_loaded_again() -> None:
     store.core.entry(SIGNER.line(entry))
     store.errors = ["NOSCRIPT No matching script"]
     store.run()
-    assert store.commands[:6] == ["load"] * 6
+    assert store.commands == [*LOADS, *LOADS, "create", "share", *OPENS]
     assert store.status() == QueueStatus(entry.newness)
 
 

@@ -29,6 +29,7 @@ from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.queues.message_format import check_queue_name
+from shoal.queues.script_loader import load_scripts
 from shoal.rules import ALL_RULES
 
 SECRET = bytes(range(7, 39))
@@ -49,7 +50,9 @@ class QueueSite:
         self._revision = 0
 
     async def start(self) -> None:
-        """Writes the plan and starts the agent."""
+        """Writes the plan and starts the agent of the server; loads the scripts, as the agent of the store would."""
+        for script in load_scripts():
+            ask(self.store.host, self.store.port, None, None, b"SCRIPT", b"LOAD", script.text)
         async with await self._connect() as coordinator:
             self.agent = site = Site(coordinator, self.redis, self.server)
             site.signer = self.signer

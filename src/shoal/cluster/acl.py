@@ -161,13 +161,14 @@ def data_acl_file(passwords: Mapping[str, str], version: tuple[int, ...], older:
 def store_rights(role: str, scripts: Mapping[str, str]) -> str:
     """Return the ACL rules of a role on a store. `scripts` are the SHA-1 names of the scripts of queues, by name.
 
-    Clients may load scripts, because a restarted store has none, but run only those that put, take, look and repair.
+    Clients run the scripts that put, take, look and repair. They cannot load them: a store that has come back serves
+    clients when its agent has read the plan and loaded the scripts.
     Redis checks the commands inside a script with the rights of its caller, so a client can also run these commands
     itself, on the keys of queues: rights protect other data from clients of queues, and queues from mistakes of
     clients, but not from a client that writes to their keys.
     """
     run = " ".join(f"+evalsha|{scripts[name]}" for name in _SCRIPTS.get(role, ()))
-    use = f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} +script|load {run} {_SCRIPT_COMMANDS}"
+    use = f"~{QUEUE_KEYS}* &{QUEUE_KEYS}* {_BASE} {run} {_SCRIPT_COMMANDS}"
     if role == CLIENT:
         return f"{use} +subscribe +unsubscribe"
     if role == ENGINE:
@@ -175,9 +176,9 @@ def store_rights(role: str, scripts: Mapping[str, str]) -> str:
     if role in (READER, PIPELINE):
         return f"~{QUEUE_KEYS}* {_TELEMETRY} {_BASE} +info +get +xrange +xrevrange +xlen +xread +xinfo|stream"
     if role == AGENT:
-        return f"{use} {_TELEMETRY} +info +client|list +client|kill"
+        return f"{use} +script|load {_TELEMETRY} +info +client|list +client|kill"
     if role == ADMIN:
-        manage = "+info +client|list +client|kill +config|get +shutdown"
+        manage = "+script|load +info +client|list +client|kill +config|get +shutdown"
         return f"{use} {_TELEMETRY} +xinfo|stream +subscribe +unsubscribe {manage}"
     raise ValueError(f"{role!r} is not a role on stores; roles are {', '.join(ROLES)}")
 

@@ -107,6 +107,12 @@ class MoverShell:
         link = self._links.get(address)
         if link is None:
             link = self._links[address] = StoreLink(
-                address, self._login, f"shoal-mover:{self._queue}", self._limits, self._runtime, lambda: None
+                address,
+                self._login,
+                f"shoal-mover:{self._queue}",
+                self._limits,
+                self._runtime,
+                lambda: None,
+                loads=True,  # the script of moves, which clients do not run
             )
         return link

@@ -43,6 +43,7 @@ from shoal.runtime import Runtime
 
 MOVE_ORDER: Final = rule("move_order", "A message waits behind earlier ones of its shard that a moving shard refused.")
 RETURN_CHECK: Final = rule("return_check", "A client reads the plan before it uses a store that may have been away.")
+STORE_OPENED: Final = rule("store_opened", "A store that has come back is used after its agent has read the plan.")
 FRESH_PLACES: Final = rule("fresh_places", "Operations on a whole queue read first where its shards are.")
 
 ID_BITS: Final = 64
@@ -151,7 +152,8 @@ class QueueContext:
     """Reads the entry of a queue; QueueNotFoundError if there is none."""
     rules: Rules = ALL_RULES
     create: Callable[[str, QueueSettings | None], Awaitable[QueueEntry]] | None = None
-    """Has a queue created if there is none, and returns its entry. None: `Queue.create` makes it on its store."""
+    """Has a queue created if there is none, and returns its entry. None: stores have no agents, so `Queue.create` makes
+    it there, and links load the scripts."""
 
 
 class _StorePath:
@@ -437,6 +439,7 @@ class Queue:
                 context.runtime,
                 lambda: self._connection_lost(store),
                 lambda: self._store_opened(store),
+                loads=context.create is None or STORE_OPENED not in context.rules,
             )
             producer = b"%016x" % self._number
             path = _StorePath(link, ProducerCore(self.name, producer, self._entry.version, self._limits, context.rules))

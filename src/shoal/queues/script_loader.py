@@ -75,7 +75,17 @@ class Scripts:
 
     def __iter__(self) -> Iterator[Script]:
         """All of them."""
-        return iter((self.put, self.turn, self.look, self.repair, self.admin, self.ship))
+        return iter((*self.of_agent, *self.of_clients))
+
+    @property
+    def of_agent(self) -> tuple[Script, ...]:
+        """Those that a store's agent needs, and that change no message for a client."""
+        return (self.look, self.admin, self.ship)
+
+    @property
+    def of_clients(self) -> tuple[Script, ...]:
+        """Those with which clients change messages."""
+        return (self.put, self.turn, self.repair)
 
 
 def load_scripts(rules: Rules = ALL_RULES) -> Scripts:

@@ -1,7 +1,7 @@
 """The connection of a client to one store: scripts, pushed jobs, reconnecting.
 
-Owns one connection at a time, the delay between attempts, and loading the scripts into a store that does not have them
-(a restarted store has none). It repeats nothing: a caller whose request was cut off gets `ConnectError` and decides.
+Owns one connection at a time and the delay between attempts. It repeats nothing: a caller whose request was cut off
+gets `ConnectError` and decides. A store that has come back has no scripts until its agent has opened it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _FULL: Final = ("OOM", "MISCONF")
 
 class StoreLink:
     """A client's way to one store. `opened` is called with each new connection, before it is used, and returns whether
-    the client still uses this link; `lost` is called after each end of a connection."""
+    the client still uses this link; `lost` is called after each end of a connection. `loads`: a store without an agent
+    gets the scripts from this link."""
 
     def __init__(
         self,
@@ -53,6 +54,7 @@ class StoreLink:
         runtime: Runtime,
         lost: Callable[[], None],
         opened: Callable[[], Awaitable[bool]] | None = None,
+        loads: bool = False,
     ) -> None:
         self.address = address
         self._login = login
@@ -61,6 +63,7 @@ class StoreLink:
         self._runtime = runtime
         self._lost = lost
         self._opened = opened
+        self._loads = loads
         self._inboxes: dict[bytes, Callable[[bytes], None]] = {}
         self._connection: Connection | None = None
         self._opening: asyncio.Task[Connection] | None = None
@@ -97,7 +100,7 @@ class StoreLink:
             try:
                 (reply,) = await connection.ask(request)
             except hiredis.ReplyError as error:
-                if not str(error).startswith("NOSCRIPT"):
+                if not self._loads or not str(error).startswith("NOSCRIPT"):
                     raise
                 _, reply = await connection.ask((b"SCRIPT", b"LOAD", script.text), request)
         except hiredis.ReplyError as error:
@@ -192,6 +195,8 @@ class StoreLink:
             return StoreFullError(f"{where} has no memory or disk left ({text})", do="free some, or move queues away")
         if word in _NOT_YET:
             return ConnectError(f"{where} does not answer yet ({text})")
+        if word == "NOSCRIPT":
+            return ConnectError(f"{where} is not open yet: its agent has not read the plan since it came back")
         if word == "CROWDED":
             return QueueUnavailableError(
                 f"{where} refuses another client of the queue ({text}); nothing was stored",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import pytest
+from tests.lab.sim.broken_rules import assert_noticed
 
-from shoal.lab.sim.scenarios.queue import CORNERS, run_seed
+from shoal.lab.sim.scenarios.queue import CORNERS, VARIANTS, run_seed
 from shoal.lab.sim.scenarios.queue_history import ACCEPTED, QueueCheck, QueueHistory
 from shoal.rules import without
 
 
 def test_regressions_hold() -> None:
     """A leader that reads the live stores while the first one joins (13). Shards of a store are abandoned: producers go
-    on at a store that keeps its shards (4), also those that a move has sealed (107). Two runs with other faults."""
-    for seed in (4, 9, 13, 19, 107):
+    on at a store that keeps its shards (4), also those that a move has sealed (107); the store is back just before its
+    shards are abandoned, and clients are connected (497). Two runs with other faults."""
+    for seed in (4, 9, 13, 19, 107, 497):
         outcome = run_seed(seed)
         assert outcome.verdict.violations == [], seed
         assert outcome.verdict.deliveries > 0
@@ -27,6 +29,15 @@ def test_the_same_seed_gives_the_same_digest() -> None:
 def test_a_broken_rule_is_noticed(rule: str, seed: int, found: str) -> None:
     violations = run_seed(seed, without(rule)).verdict.violations
     assert any(text.startswith(f"{found}:") for text in violations)
+
+
+CATCHING: dict[str, tuple[int, ...]] = {"move_confirm": (13,), "return_check": (1, 7), "store_opened": (1, 2)}
+KINDS = {"lost", "unowned", "undercounted"}
+
+
+@pytest.mark.parametrize("name", CATCHING)
+def test_a_broken_rule_is_noticed_in_its_variant(name: str) -> None:
+    assert_noticed(run_seed, name, CATCHING[name], KINDS, VARIANTS)
 
 
 class Story:

@@ -446,6 +446,9 @@ class Subscriber:
     def _check_in_force(self, sub: SubscriptionCore, now: float) -> None:
         if not sub.in_force and sub.sites and all(s.state is states.SiteState.IN_FORCE for s in sub.sites.values()):
             self._receiver.start(sub, now)
+            for site in sub.sites.values():
+                if site.link.state is states.LinkState.STALE:
+                    self.link_stale(site.link)
             self.place(sub, now)
 
     # Links

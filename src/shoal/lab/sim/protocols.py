@@ -58,6 +58,8 @@ PROTOCOLS: Final = {
             ("move",),
         ),
         Protocol("engine", partial(_run, engine.run_seed), engine.CORNERS, engine.BREAKS, ("take-over",)),
-        Protocol("queue", partial(_run, queue.run_seed), queue.CORNERS, queue.BREAKS, ("move ended",)),
+        Protocol(
+            "queue", partial(_provoke, queue.run_seed, queue.VARIANTS), queue.CORNERS, queue.BREAKS, ("move ended",)
+        ),
     )
 }

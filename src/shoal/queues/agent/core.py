@@ -16,6 +16,9 @@ that are so far, `shipped` takes what their movers report. A store whose shards 
 without them: it tells clients that come late to look elsewhere. It is deleted with the queue.
 
 In each life of the store, and after each loss of the connection, the scripts are loaded and every queue is read again.
+The scripts that change messages come last, when the plan was read anew and every queue is as it says: they *open* the
+store. Until then clients of a store that was away get nothing done there. Otherwise one that was connected before its
+shards were abandoned would go on with messages that are given up.
 
 A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
 The core reports that instead of hiding it behind an empty queue. Nor does it touch a queue of another version than the
@@ -26,7 +29,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,7 +41,7 @@ from shoal.plan.queue_mover import first_states, renewed_states, settings_at, wa
 from shoal.plan.queue_report import LOST, QueueReport, QueueStatus
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
-from shoal.queues.script_loader import Scripts
+from shoal.queues.script_loader import Script, Scripts
 from shoal.queues.shard_mover import ShardStatus
 from shoal.wire.commands import Request
 
@@ -52,7 +55,7 @@ CONF_WORDS: Final = 12
 """Numbers in a queue's `conf` key. The states of its shards follow if one of them is not open."""
 _CONF: Final = re.compile(rb"\d{1,16}(?: \d{1,16}){%d}(?: [a-z]+)?" % (CONF_WORDS - 1))
 SCRIPTS: Final = b""
-"""The unit of the command that loads the scripts; no queue has this name."""
+"""The unit of the commands that load scripts; no queue has this name."""
 
 _log: Final = get_log(__name__)
 
@@ -94,6 +97,8 @@ class _Queue:
     outdated: bool = False
     """Whether the entry or the store's life has changed since that command was sent."""
     retry_at: float = 0.0
+    tried: bool = False
+    """Whether the entry was carried out since the connection began, or the store refused it."""
     is_here: bool = True
     """Whether the store has the queue, or must have it."""
     version: int = 0
@@ -123,6 +128,9 @@ class StoreAgentCore:
         """The newest entries that earlier agents have carried out."""
         self._connected = False
         self._loaded = self._loading = False
+        """Whether the store has the scripts of the agent, and whether some are being loaded."""
+        self._plan_read = self._open = False
+        """Whether the plan was read since the connection began, and whether the store has the scripts of clients."""
         self._load_at = 0.0
         self._may_act = True
         self._reported: QueueReport | None = None
@@ -167,13 +175,18 @@ class StoreAgentCore:
     def connected(self) -> None:
         """There is a connection to the store, which may have restarted."""
         self._connected, self._loaded, self._loading, self._load_at = True, False, False, 0.0
+        self._plan_read = self._open = False
         for queue in self._queues.values():
             queue.asked = queue.outdated = False
             self._restart(queue)
 
     def disconnected(self) -> None:
         """The connection has ended."""
-        self._connected = self._loaded = False
+        self._connected = self._loaded = self._open = False
+
+    def plan_read(self) -> None:
+        """All entries were read, and given to `entry`, since there is a connection to the store."""
+        self._plan_read = True
 
     def lease(self, held: bool) -> None:
         """The lease of the store is this agent's, or another one's: then only that one acts."""
@@ -182,14 +195,14 @@ class StoreAgentCore:
     def replied(self, unit: bytes, replies: list[Any], now: float) -> None:
         """Takes the replies to an `Ask`."""
         if unit == SCRIPTS:
-            self._loading, self._loaded = False, True
+            self._loading, self._loaded, self._open = False, True, self._loaded
             return
         queue = self._queues.get(unit)
         if queue is None or self._was_outdated(queue):
             return
         queue.step = self._after(queue, replies, now)
         if queue.step is Step.DONE:
-            queue.status = QueueStatus(queue.entry.newness)
+            queue.status, queue.tried = QueueStatus(queue.entry.newness), True
 
     def failed(self, unit: bytes, error: str, now: float) -> None:
         """The store refused an `Ask`; it is repeated after `RETRY_S`."""
@@ -200,7 +213,7 @@ class StoreAgentCore:
         if queue is None or self._was_outdated(queue):
             return
         if error.startswith("NOSCRIPT"):
-            self._loaded, queue.step = False, Step.READ
+            self._loaded, self._open, queue.step = False, False, Step.READ
         elif error.startswith("NOQUEUE"):
             queue.step = Step.READ
         else:
@@ -210,8 +223,13 @@ class StoreAgentCore:
 
     @property
     def ready(self) -> bool:
-        """Whether the store has the scripts."""
+        """Whether the store has the scripts of the agent."""
         return self._loaded
+
+    @property
+    def open(self) -> bool:
+        """Whether the store has the scripts of clients."""
+        return self._open
 
     def asks(self, now: float) -> list[Ask]:
         """The commands to send now."""
@@ -220,8 +238,7 @@ class StoreAgentCore:
         if not self._loaded:
             if self._loading or now < self._load_at:
                 return []
-            self._loading = True
-            return [Ask(SCRIPTS, tuple((b"SCRIPT", b"LOAD", script.text) for script in self._scripts))]
+            return [self._load(self._scripts.of_agent)]
         room = ASKS_MAX - sum(queue.asked for queue in self._queues.values())
         found: list[Ask] = []
         for unit, queue in self._queues.items():
@@ -230,7 +247,19 @@ class StoreAgentCore:
             if queue.step is not Step.DONE and not queue.asked and now >= queue.retry_at:
                 queue.asked = True
                 found.append(Ask(unit, tuple(self._requests(queue))))
+        if self._may_open() and now >= self._load_at:
+            found.append(self._load(self._scripts.of_clients))
         return found
+
+    def _may_open(self) -> bool:
+        """Whether the scripts of clients can be loaded: what was planned for this store is done, or was refused."""
+        if self._open or self._loading or not self._plan_read:
+            return False
+        return all(queue.tried for queue in self._queues.values())
+
+    def _load(self, scripts: Iterable[Script]) -> Ask:
+        self._loading = True
+        return Ask(SCRIPTS, tuple((b"SCRIPT", b"LOAD", script.text) for script in scripts))
 
     def next_check_s(self, now: float) -> float | None:
         """After how long to call `asks` again without other inputs; None if only inputs can matter."""
@@ -239,6 +268,8 @@ class StoreAgentCore:
         if not self._loaded:
             return None if self._loading else max(0.0, self._load_at - now)
         waiting = [queue.retry_at for queue in self._queues.values() if queue.step is not Step.DONE and not queue.asked]
+        if self._may_open():
+            waiting.append(self._load_at)
         return max(0.0, min(waiting) - now) if waiting else None
 
     def take_report(self) -> QueueReport | None:
@@ -360,10 +391,10 @@ class StoreAgentCore:
         if queue.status.trouble != why:
             _log.error("queue not in force", queue=queue.entry.unit, store=self.store, why=why)
         queue.status = QueueStatus(queue.status.newness, why)
-        queue.step, queue.retry_at = Step.READ, now + RETRY_S
+        queue.step, queue.retry_at, queue.tried = Step.READ, now + RETRY_S, True
 
     def _restart(self, queue: _Queue) -> None:
-        queue.step, queue.retry_at = Step.READ, 0.0
+        queue.step, queue.retry_at, queue.tried = Step.READ, 0.0, False
         queue.outdated = queue.asked
 
     def _was_outdated(self, queue: _Queue) -> bool:

@@ -86,6 +86,8 @@ class StoreAgent:
         self._heard_at: float | None = None
         self._wake = asyncio.Event()
         self._report_changed = asyncio.Event()
+        self._granted = asyncio.Event()
+        """Set when the lease was granted or renewed."""
         self._movers: dict[bytes, tuple[MoverShell, asyncio.Task[None]]] = {}
 
     @property
@@ -212,6 +214,7 @@ class StoreAgent:
         """The lease is held."""
         if self._core is not None:
             self._core.lease(True)
+            self._granted.set()
             self._wake.set()
 
     def refused(self) -> None:
@@ -248,7 +251,7 @@ class StoreAgent:
                 await connection.open()
                 complained, served = False, True
                 backoff.reset()
-                await self._use(connection, core, lease_keeper)
+                await self._use(connection, core, lease_keeper, coordinator)
                 _log.warning("store connection lost", store=self._address.id, why=str(connection.error))
             except (ConnectError, ProtocolError) as error:
                 if type(error) is not ConnectError and not served:
@@ -300,9 +303,13 @@ class StoreAgent:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _use(self, connection: Connection, core: StoreAgentCore, lease_keeper: LeaseKeeper) -> None:
+    async def _use(
+        self, connection: Connection, core: StoreAgentCore, lease_keeper: LeaseKeeper, coordinator: Coordinator
+    ) -> None:
         """Uses a connection until it ends."""
         core.connected()
+        self._granted.clear()
+        reading = asyncio.create_task(self._read_plan(core, coordinator), name="the plan in this life of the store")
         probing = asyncio.create_task(self._probe(connection), name="probe of the store")
         telemetry = StoreTelemetry(self._meter, self._scripts, lambda: core.measured, self._runtime)
         measuring = asyncio.create_task(telemetry.write(connection), name="telemetry of the store")
@@ -325,10 +332,26 @@ class StoreAgent:
                     async with asyncio.timeout(core.next_check_s(self._clock())):
                         await self._wake.wait()
         finally:
-            tasks = (probing, measuring, watching)
+            tasks = (reading, probing, measuring, watching)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read_plan(self, core: StoreAgentCore, coordinator: Coordinator) -> None:
+        """Reads all entries, after the lease was granted: the leader abandons no shards of a store whose lease runs. So
+        the store is opened by a plan that still counts, also if the news of a watch are late."""
+        await self._granted.wait()
+        while True:
+            try:
+                listed = await coordinator.list(keys.entries_prefix(QUEUE))
+                break
+            except CoordinatorError:
+                await asyncio.sleep(self._limits.heartbeat_interval_s)
+        for key, stored in listed.items():
+            if (unit := keys.entry_unit(key, QUEUE)) is not None:
+                self._entry_to_core(core, unit, stored.value)
+        core.plan_read()
+        self._wake.set()
 
     async def _carry_out(self, connection: Connection, core: StoreAgentCore, ask: Ask) -> None:
         try:

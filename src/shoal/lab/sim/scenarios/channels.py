@@ -29,7 +29,7 @@ from shoal.lab.sim.scenarios.provocations import (
 )
 from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.scenarios.stranger import FORGED, REPEATED_KINDS
-from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.fault_options import RATES, FaultOptions
 from shoal.plan.keys import ROTATION_KEY
 from shoal.plan.secret_rotation import decode, encode, generations, revoked, rotated
 from shoal.rules import ALL_RULES, Rules
@@ -51,12 +51,13 @@ NAP_AFTER_S: Final = (0.05, 1.5)
 server leaves the ring and comes back, and `NAP_AFTER_S` longer. The server's agent does not renew its lease for
 `NAP_LAPSE_S`: not much longer than the lease, so that the server is back before faults end. It hears of the rings
 `NAP_NEWS_S` later, so that it never tells of the one without its server."""
-AGENTS_DIE: Final = 0.7
-"""How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can tell
-what was published there."""
 TALKER_DOWN_S: Final = 0.1
 TALK_S: Final = (0.5, 2.5)
 """How long another application is down, so that it is a new client, and when it publishes after the ring changes."""
+LIE_EVERY_S: Final = 0.06
+LIES: Final = 24
+"""How often the stranger lies under the name of that client when the server is back, and how many times; the client
+publishes in between. An agent takes longer to refute a lie than the stranger to tell the next one."""
 
 IDLE_LIMITS: Final = {"publisher_idle_s": 8.0, "gap_timeout_s": 2.0, "heal_retry_s": 0.1}
 IDLE_SHAPE: Final[dict[str, Any]] = {
@@ -172,11 +173,21 @@ _LATE: Final[dict[str, Any]] = {
 }  # fmt: skip
 """Heartbeats arrive after their lease."""
 
+_MISLED: Final[dict[str, Any]] = {
+    "naps": 1.0, "short_naps": True, "nap_lies": 1.0, "agents_die": 0.0,
+    "fixed_faults": dict.fromkeys(RATES, 0.0) | {"resets_per_s": 0.01},
+    "fixed_shape": {"lapses": False, "slow_readers": False},
+    **dict.fromkeys(("idle", "greedy", "forgotten", "late", "repeated", "rotations", "ring_death"), 0.0),
+}  # fmt: skip
+"""A subscriber sleeps while its server is out of the ring. When it is back, the stranger lies about the messages that
+were published elsewhere, before their publisher has announced itself."""
+
 VARIANTS: Final[dict[str, Variant]] = {
     "repeat": {"liveness_s_max": 60.0},
     "client_tags": {"liveness_s_max": 60.0},
     "signatures": _LATE,
     "fresh_heartbeats": _LATE,
+    "unbroken": _MISLED,
 }
 """The variant of the scenario in which it soon shows that a rule is broken. A cluster that never settles need not run
 for long. In the same variant the protocol holds."""
@@ -200,6 +211,13 @@ class ChannelsRun(ChannelScenario):
     """Shorter than in the other scenarios: no move has to end in it."""
     naps = 0.6
     """The share of the runs with faults in which subscribers sleep while their servers are out of the ring."""
+    agents_die = 0.7
+    """How often the agents of the servers that were used meanwhile crash when the server is back, so that no agent can
+    tell what was published there."""
+    short_naps = False
+    """Whether subscribers sleep only while the server is out of the ring. A longer sleep costs them the connection."""
+    nap_lies = 0.0
+    """How often the stranger lies on the server that is back, about messages that were published on the others."""
     idle = 0.06
     """The share of the runs in which streams end. These runs are longer, and have fewer participants."""
     greedy = 0.06
@@ -296,7 +314,7 @@ class ChannelsRun(ChannelScenario):
         self.faults.crash(self.network.nodes["keeper"])
 
     def _nap(self) -> None:
-        """A server does not renew its lease for a while, and a client that has subscribed there alone sleeps."""
+        """A server does not renew its lease for a while, and a client that has subscribed there alone will sleep."""
         if not self.faults.active:
             return
         rng = self.world.rng("naps")
@@ -316,7 +334,8 @@ class ChannelsRun(ChannelScenario):
             back_at = self.world.now + rng.uniform(*NAP_LAPSE_S)
             self.coordinator.mute_leases(f"agent-{server}", back_at)
             self.coordinator.delay_news(f"agent-{server}", back_at + NAP_NEWS_S)
-            self.faults.pause(sleeper.node, (NAP_S_MAX, NAP_S_MAX))
+            if not self.short_naps:
+                self.faults.pause(sleeper.node, (NAP_S_MAX, NAP_S_MAX))
 
     def members_changed(self, left: list[str], joined: list[str]) -> None:
         """A new client publishes on the channel of a sleeping subscriber while its server is out of the ring, and again
@@ -328,21 +347,38 @@ class ChannelsRun(ChannelScenario):
         rng = self.world.rng("naps")
         for nap in [self._naps[server] for server in left if server in self._naps]:
             self.exercised["nap"] += 1
+            if self.short_naps:
+                self.faults.pause(nap.sleeper.node, (NAP_S_MAX, NAP_S_MAX))
             nap.others += self.book.placement(nap.channel.encode()).servers
+            for server in nap.others if self.nap_lies else ():
+                self.stranger.overhear(server, nap.channel)
             self.faults.crash(nap.talker.node)
             self.world.after(TALKER_DOWN_S, nap.talker.node.restart)
             for _ in range(3):
                 self._talk(nap)
-        for nap in [self._naps.pop(server) for server in joined if server in self._naps]:
+        for server, nap in [(server, self._naps.pop(server)) for server in joined if server in self._naps]:
             self._talk(nap)
+            if rng.random() < self.nap_lies:
+                for number in range(LIES):
+                    self.world.after(number * LIE_EVERY_S, self._mislead, nap, server)
+                    self.world.after((number + 0.5) * LIE_EVERY_S, self._speak, nap.talker, nap.channel, 1)
             self.world.after(rng.uniform(*NAP_AFTER_S), nap.sleeper.node.resume)
-            if rng.random() < AGENTS_DIE:
-                for server in nap.others:
-                    self.faults.crash(self.network.nodes[f"agent-{server}"])
+            if rng.random() < self.agents_die:
+                for other in nap.others:
+                    self.faults.crash(self.network.nodes[f"agent-{other}"])
 
     def _talk(self, nap: Nap) -> None:
         rng = self.world.rng("naps")
         self.world.after(rng.uniform(*TALK_S), self._speak, nap.talker, nap.channel, rng.randint(1, 3))
+
+    def _mislead(self, nap: Nap, server: str) -> None:
+        """The stranger lies about the newest message of the talker that it has heard elsewhere."""
+        client = nap.talker.record.client
+        heard = [blob for other in nap.others for blob in self.stranger.heard_of(other, nap.channel, client)]
+        if heard:
+            self.exercised["nap lie"] += 1
+            version = self.book.placement(nap.channel.encode()).version
+            self.stranger.lie_about(server, nap.channel, heard[-1], version)
 
     def _speak(self, app: App, channel: str, count: int) -> None:
         if app.started and app.node.up:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +33,7 @@ from shoal.errors import AlreadyAcceptedError, JobLostError, QueueError, QueueUn
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import number_in, payload_of
 from shoal.lab.sim.models.redis_node import RedisNode
-from shoal.lab.sim.scenario import FaultTargets, Outcome, Scenario
+from shoal.lab.sim.scenario import COMMON, FaultTargets, Outcome, Scenario, Variant
 from shoal.lab.sim.scenarios.queue_history import (
     ACCEPTED,
     DUPLICATE,
@@ -43,7 +44,7 @@ from shoal.lab.sim.scenarios.queue_history import (
     StoredQueue,
 )
 from shoal.lab.sim.scenarios.queue_moves import MOVE_CORNERS, MoveOperator, counting_store, counts, merged
-from shoal.lab.sim.world.fault_options import FaultOptions
+from shoal.lab.sim.world.fault_options import RATES, FaultOptions
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process
 from shoal.leader.leader_timeouts import LeaderTiming
 from shoal.leader.leadership import Leader
@@ -60,7 +61,7 @@ from shoal.queues.job import Job
 from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
-from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, NewMessage, Queue
+from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
 from shoal.queues.script_loader import RULES
 from shoal.queues.settings import ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
@@ -75,6 +76,7 @@ BREAKS: Final = (
     MOVE_ORDER,
     FRESH_PLACES,
     RETURN_CHECK,
+    STORE_OPENED,
 )
 """The rules that this scenario tests."""
 
@@ -129,8 +131,6 @@ TIMING: Final = LeaderTiming(keeper_lease_s=1.2, keeper_poll_s=0.4)
 LEADERS: Final = ("leader-0", "leader-1")
 SERVER: Final = "s1"
 BUS_SHARE: Final = 0.125
-LOSS_SHARE: Final = 0.7
-"""In this share of the runs without other faults and with several stores, shards of one are abandoned."""
 OBSERVE_S: Final = 0.8
 """About how often the observer reads the statistics."""
 POISON_SHARE: Final = 0.03
@@ -151,25 +151,67 @@ PUTS_S: Final = 0.4
 END_PUTS: Final = 3
 """Messages that each producer puts after the last fault, so that every consumer has work in a healthy world."""
 
+_CALM: Final[dict[str, Any]] = dict.fromkeys(RATES, 0.0) | {"spike_probability": 0.0}
+_LOSES: Final[dict[str, Any]] = {"fixed_faults": _CALM, "store_counts": (2, 3), "loss_share": 1.0}
+VARIANTS: Final[dict[str, Variant]] = {
+    RETURN_CHECK: {**_LOSES, "late_abandons": 0.0, "unplugged": 1.0},
+    STORE_OPENED: {**_LOSES, "late_abandons": 1.0},
+    MOVE_CONFIRM: {
+        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
+        "store_counts": (2, 3),
+        "loss_share": 0.0,
+        "stunned": 1.0,
+        "workers": 3,
+        "fixed_shape": {
+            "in_flight": 8,
+            "key_count": 6,
+            "pace_s": 0.02,
+            "producer_count": 3,
+            "consumer_count": 3,
+            "slow": False,
+            "move_every_s": 1.0,
+        },
+    },
+}
+"""The variant of the scenario in which it soon shows that a rule is broken. In the same variant the protocol holds."""
+
 
 class QueueRun(Scenario):
     """One seed of the scenario."""
 
     safety_s = 15.0
     calm_s = 6.0
+    fixed_faults: Mapping[str, Any] = MappingProxyType({})
+    fixed_shape: Mapping[str, Any] = MappingProxyType({})
+    """What a variant does not leave to the seed."""
+    store_counts = (1, 2, 2, 3)
+    loss_share = 0.7
+    """In this share of the runs without other faults and with several stores, shards of one are abandoned."""
+    late_abandons = 0.3
+    unplugged = 0.4
+    """How often that happens when the store is back already; and how often the store was only cut off."""
+    stunned = 0.0
+    """How often a consumer is paused for longer than its lease when a shard is sealed."""
+    workers = 2
+    """Tasks of a consumer that process messages."""
+    settings = SETTINGS
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self.rules = rules
         self.history = QueueHistory()
         self.prefix = KEY_PREFIX + NAME.encode() + b":"
         self.producing: set[str] = set()
         self.job_streams: list[JobStream] = []
-        super().__init__(seed, trace)
+        self.takers: dict[str, JobStream] = {}
+        """The newest of them, by node."""
+        super().__init__(seed, trace, variant)
 
     def draw_faults(self, rng: Random) -> FaultOptions:
         """As in other scenarios; in some runs pauses and partitions outlast the leases of consumers, and stalls outlast
         the patience of clients."""
         options = super().draw_faults(rng)
+        if self.fixed_faults:
+            return replace(options, **self.fixed_faults)
         if options.peaceful or self.world.rng("long faults").random() >= LONG_SHARE:
             return options
         long = replace(options, pauses_per_s=0.3, pause_s=LONG_S, partitions_per_s=0.2, partition_s=LONG_S)
@@ -184,10 +226,12 @@ class QueueRun(Scenario):
         self.slow = rng.random() < 0.4
         self.jumps = not options.peaceful and rng.random() < 0.5
         self.in_flight = rng.choice((1, 4, 16))
-        self.store_count = rng.choice((1, 2, 2, 3))
+        self.store_count = rng.choice(self.store_counts)
         self.move_every_s = rng.choice((0.3, 1.0, 3.0))
         self.with_bus = rng.random() < BUS_SHARE
-        self.loses_store = options.peaceful and self.store_count > 1 and rng.random() < LOSS_SHARE
+        self.loses_store = options.peaceful and self.store_count > 1 and rng.random() < self.loss_share
+        for name, value in self.fixed_shape.items():
+            setattr(self, name, value)
         self.limits: Limits = msgspec.structs.replace(
             LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
         )
@@ -463,6 +507,7 @@ class QueueRun(Scenario):
         """One stay of a consumer."""
         jobs = queue.take(max_in_flight=self.in_flight, settings=settings)
         self.job_streams.append(jobs)
+        self.takers[process.node.name] = jobs
         stays_s = rng.choice((2.0, 1000.0)) if self.active else None
         drains = stays_s is not None and rng.random() < 0.5
         try:
@@ -470,7 +515,7 @@ class QueueRun(Scenario):
                 async with jobs:
                     if drains and stays_s is not None:
                         asyncio.get_running_loop().call_later(stays_s, jobs.drain)
-                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(2)))
+                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(self.workers)))
                     self.exercised["drained"] += 1
         except TimeoutError:
             self.exercised["left"] += 1
@@ -510,6 +555,7 @@ class QueueRun(Scenario):
                 start.certain = not any(one.counters["rejoined"] or one.left for one in cores)
                 start.certain = start.certain and not core.key.failure and not core.key.uncertain
                 start.certain = start.certain and self._is_current(core.key.token)
+                start.certain = start.certain and me.partition("/")[0] not in self.operator.stunned
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
@@ -609,9 +655,9 @@ def _number_of(stored: bytes) -> int:
     return number_in(stored[at:])
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return QueueRun(seed, rules, trace).execute()
+    return QueueRun(seed, rules, trace, variant).execute()
 
 
-__all__ = ["BREAKS", "CORNERS", "Put", "QueueRun", "run_seed"]
+__all__ = ["BREAKS", "CORNERS", "VARIANTS", "Put", "QueueRun", "run_seed"]

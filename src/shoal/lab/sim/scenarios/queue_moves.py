@@ -9,7 +9,7 @@ In some runs a store is away for so long that its shards are abandoned. Then it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +33,13 @@ AWAY_AT_S: Final = (1.0, 6.0)
 AWAY_S: Final = (6.0, 10.0)
 ALONE_S: Final = (0.0, 2.0)
 """When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
+LATE_S: Final = (0.5, 2.5)
+"""If its shards are abandoned when it is back: how long after that, and how long before its agent is back."""
+STUNNED_AFTER_S: Final = (0.02, 0.3)
+STUNNED_S: Final = (0.5, 2.0)
+DEAF_S: Final = (0.2, 1.5)
+"""When a consumer is paused after a shard was sealed, for how much longer than its lease, and how long it hears neither
+the source of the move nor the coordinator after that."""
 SEAL_LOOK_S: Final = 0.005
 """How often the operator checks whether a shard is sealed."""
 DEAF_SHARE: Final = 0.7
@@ -57,6 +64,8 @@ MOVE_CORNERS: Final = {
     },
     **{f"another leader continues in {phase.name.lower()}": f"taken over in {phase.name}" for phase in ShardPhase},
     "shards of a store abandoned": "abandoned",
+    "shards of a store abandoned that is back": "abandoned late",
+    "shards of a store abandoned that is only cut off": "abandoned unplugged",
     "put into a store that is back": "put after the return",
     "shards of another store continue after that": "inherited",
     "one of them is sealed": "inherited sealed",
@@ -75,6 +84,8 @@ class MoveOperator:
         """Whether moves are requested."""
         self.returned: set[str] = set()
         """Nodes that are back after shards were abandoned."""
+        self.stunned: set[str] = set()
+        """Consumers that were paused for longer than their lease: they may be told that a job is lost which is done."""
         self._run = run
         self._unit = unit
         self._verifier = verifier
@@ -88,6 +99,8 @@ class MoveOperator:
         """Whether the destination of the next copy goes away."""
         self._patient = False
         """Whether the operator waits until it can abandon a store."""
+        self._late = self._unplugged = False
+        """Whether the shards of a store are abandoned when it is back, and whether it is away because it is cut off."""
         self._watch_entry()
 
     @property
@@ -137,40 +150,64 @@ class MoveOperator:
         else:
             self._lose(rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))})))
 
-    def _lose_after_seal(self, move: ShardMove) -> None:
-        """Loses the destination of a move as soon as its shard is sealed at the source."""
+    def _after_seal(self, move: ShardMove, act: Callable[[ShardMove], None], otherwise: Callable[[], None]) -> None:
+        """Acts as soon as the shard of a move is sealed at its source, unless the move ends before."""
         if self.entry is None or self.entry.move != move:
-            self._lose_destination = True
+            otherwise()
         elif self._state(move.source, move.shard) == b"s":
-            self._lose(move.destination)
+            act(move)
         else:
-            self._run.world.after(SEAL_LOOK_S, self._lose_after_seal, move)
+            self._run.world.after(SEAL_LOOK_S, self._after_seal, move, act, otherwise)
+
+    def _lose_next(self) -> None:
+        self._lose_destination = True
 
     def _lose(self, store: str) -> None:
-        """The store and its agent go. In some runs agents of other stores hear of nothing until it is back."""
+        """The store and its agent go: they die, or are cut off. In some runs agents of other stores hear of nothing
+        until it is back, and in some its shards are abandoned only then, before its agent is back."""
         entry, rng, run = self.entry, self._rng, self._run
         assert entry is not None
         back_at = run.world.now + rng.uniform(*AWAY_S)
         if rng.random() < DEAF_SHARE:
             for other in self._stores:
                 run.coordinator.delay_news(f"agent-{other}", back_at)
-        for name, at in ((store, back_at), (f"agent-{store}", back_at + rng.uniform(*ALONE_S))):
-            node = run.network.nodes[name]
+        agent_at = back_at + rng.uniform(*ALONE_S)
+        how = run.world.rng("loss")
+        self._late = how.random() < run.late_abandons
+        self._unplugged = not self._late and how.random() < run.unplugged
+        begins_at = run.world.now
+        if self._late:
+            begins_at = back_at + how.uniform(*LATE_S)
+            agent_at = begins_at + how.uniform(*LATE_S)
+        self._take_away(store, [f"agent-{store}"], back_at)
+        self._take_away(f"agent-{store}", [store], agent_at)
+        self._patient = True
+        run.world.at(begins_at, self._abandon, store, entry.version, agent_at if self._late else back_at)
+
+    def _take_away(self, name: str, friends: Sequence[str], back_at: float) -> None:
+        """A node dies, or is cut off from all but its friends, and comes back."""
+        run, node = self._run, self._run.network.nodes[name]
+        run.world.at(back_at, self._note_return, name)
+        if self._unplugged:
+            cut = run.faults.cut([name], [other for other in run.network.nodes if other not in (name, *friends)])
+            for end in run.network.ends(name):
+                if end.peer.node.name not in friends:
+                    run.faults.reset(end)
+            run.world.at(back_at, cut.heal)
+        else:
             node.crash()
-            run.world.at(at, node.restart)
-            run.world.at(at, self._note_return, name)
-        self._abandon(store, entry.version, back_at)
+            run.world.at(back_at, node.restart)
 
     def _note_return(self, name: str) -> None:
         self.returned.add(name)
 
-    def _abandon(self, store: str, version: int, back_at: float) -> None:
-        """Repeats the request until it is carried out, or the store is back."""
+    def _abandon(self, store: str, version: int, until: float) -> None:
+        """Repeats the request until it is carried out, or too much of the store is back."""
         run = self._run
-        self._patient = self.entry is not None and self.entry.version == version and run.world.now < back_at
+        self._patient = self.entry is not None and self.entry.version == version and run.world.now < until
         if not self._patient:
             return
-        run.world.after(ABANDON_S, self._abandon, store, version, back_at)
+        run.world.after(ABANDON_S, self._abandon, store, version, until)
         if not self.asked and store not in run.coordinator.store.members(STORES):
             self._requests += 1
             self._request(AbandonShards(self._unit, (store,), f"m{self._requests}"))
@@ -183,6 +220,8 @@ class MoveOperator:
         )
         gone = {*range(len(entry.places))} - {*kept}
         self._run.exercised["abandoned"] += 1
+        self._run.exercised["abandoned late"] += self._late
+        self._run.exercised["abandoned unplugged"] += self._unplugged
         self._run.exercised["inherited"] += bool(kept)
         self._run.history.abandon(lambda key: entry.shard_of(key.encode()) in gone)
 
@@ -227,7 +266,9 @@ class MoveOperator:
         self._check_open(entry)
         if self._lose_destination and entry.move is not None and entry.move.phase is ShardPhase.COPY:
             self._lose_destination = False
-            self._lose_after_seal(entry.move)
+            self._after_seal(entry.move, lambda move: self._lose(move.destination), self._lose_next)
+        elif run.stunned and entry.move is not None and entry.move.phase is ShardPhase.COPY:
+            self._after_seal(entry.move, self._stun_later, lambda: None)
         if entry.move is not None and self.going and self._rng.random() < FAULT_SHARE:
             self._strike_later(entry.move)
 
@@ -256,6 +297,26 @@ class MoveOperator:
 
     # Faults
 
+    def _stun_later(self, move: ShardMove) -> None:
+        rng = self._run.world.rng("stun")
+        if rng.random() < self._run.stunned:
+            self._run.world.after(rng.uniform(*STUNNED_AFTER_S), self._stun, move)
+
+    def _stun(self, move: ShardMove) -> None:
+        """A consumer that has heard of the seal is paused for longer than its lease. When it wakes, another one may
+        have its keys at the destination, and it reaches that store before it can read where the shard is."""
+        run, rng = self._run, self._run.world.rng("stun")
+        owners = self._owners(move.source, move.shard)
+        found = [node for node, jobs in run.takers.items() if any(core.name in owners for core in jobs.cores)]
+        if not found:
+            return
+        name = rng.choice(found)
+        self.stunned.add(name)
+        pause_s = run.settings.lease_s + rng.uniform(*STUNNED_S)
+        run.faults.pause(run.network.nodes[name], (pause_s, pause_s))
+        deaf_s = pause_s + rng.uniform(*DEAF_S)
+        run.faults.partition([name], [move.source, "coordinator"], (deaf_s, deaf_s))
+
     def _strike_later(self, move: ShardMove) -> None:
         rng = self._rng
         what = rng.choice(MORTALS)
@@ -270,13 +331,17 @@ class MoveOperator:
         if self.going and names[what] and self._run.kill(names[what]):
             self._run.exercised[f"{what} killed in {phase}"] += 1
 
+    def _owners(self, store: str, shard: int) -> set[bytes]:
+        value = self._run.values(store).get(self._run.prefix + b"%d:owners" % shard)
+        return {line.split()[0] for line in value.fields.values()} if isinstance(value, Hash) else set()
+
     def _count_content(self, store: str, shard: int) -> None:
         prefix, exercised = self._run.prefix + b"%d:" % shard, self._run.exercised
-        for key, value in self._run.values(store).items():
+        for key in self._run.values(store):
             if not key.startswith(prefix):
                 continue
-            if key.endswith(b":owners") and isinstance(value, Hash):
-                owners = {line.split()[0] for line in value.fields.values()}
+            if key.endswith(b":owners"):
+                owners = self._owners(store, shard)
                 exercised["moved held"] += bool(owners - {b"-", b"!"})
                 exercised["moved retry"] += b"-" in owners
             for end, name in ((b":delayed", "delayed"), (b":ids:0", "ids"), (b":ids:1", "ids"), (b":dead", "dead")):

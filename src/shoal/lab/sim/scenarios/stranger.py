@@ -149,6 +149,28 @@ class Repetition:
         """Ignores replies."""
 
 
+class Overhearing(Repetition):
+    """A connection on which the stranger only listens to a channel."""
+
+    def __init__(self, channel: bytes, heard: Callable[[str, bytes, bytes], None]) -> None:
+        super().__init__(channel, [])
+        self._commands = [(b"SUBSCRIBE", channel)]
+        self._heard = heard
+        self._reader = hiredis.Reader()
+
+    def connected(self, end: LinkEnd) -> None:
+        """Subscribes, until the server or the world ends."""
+        end.handler = self
+        end.send(encode_commands(self._commands))
+
+    def received(self, end: LinkEnd, data: bytes) -> None:
+        """Takes what it hears."""
+        self._reader.feed(data)
+        while (frame := self._reader.gets()) is not False:
+            if isinstance(frame, list) and frame[0] == b"message":
+                self._heard(end.peer.node.name, frame[1], frame[2])
+
+
 class Stranger:
     """Connects to one server after another, listens, and publishes bad input. `said` counts it by kind; `ring` is the
     newest ring."""
@@ -278,6 +300,20 @@ class Stranger:
     def repeat(self, server: str, channel: str, blobs: list[bytes]) -> None:
         """Connects to a server, and publishes messages again that it has heard there."""
         self.network.connect(self.node, server, Repetition(channel.encode(), blobs))
+
+    def overhear(self, server: str, channel: str) -> None:
+        """Listens to a channel of a server from now on."""
+        self.network.connect(self.node, server, Overhearing(channel.encode(), self._take_published))
+
+    def lie_about(self, server: str, channel: str, blob: bytes, version: int) -> None:
+        """Publishes another message on a server under the stream and the number of one that it has heard elsewhere."""
+        _, _, _, stream, sequence, _ = HEADER.unpack_from(blob)
+        number = len(self.history.lies) + 1
+        payload = LIE + b"%d" % number
+        told = Lie(payload, channel, client_of(stream), sequence, server, self.network.world.now)
+        self.history.lie_told(told, delivered=True)
+        lie = HEADER.pack(MAGIC, 0, version, stream, sequence, number)[:TAG_AT] + self.random.randbytes(8) + payload
+        self.network.connect(self.node, server, Repetition(channel.encode(), [lie]))
 
     def _leave(self, end: LinkEnd) -> None:
         """Moves on. Where an agent has fallen silent a hostile one stays: there its heartbeats are not contradicted."""
