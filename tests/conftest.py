@@ -23,6 +23,7 @@ No property test is judged by the time it takes: machines are shared. To look fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
@@ -165,10 +166,19 @@ def spark(shared_spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(scope="session")
-def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the Java of `shared_spark` runs. The source looks for a local cluster in `state` there by default."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory, spark_directory: Path) -> Iterator[SparkSession]:
     """The session that tests share. No test may change its settings."""
     from shoal.pipeline.session import SessionOptions, running
 
     only_one_worker("shared_spark", tmp_path_factory)
-    with running(SessionOptions(name="tests")) as found:
+    with contextlib.ExitStack() as stack:
+        with contextlib.chdir(spark_directory), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SHOAL_STATE_DIR", str(spark_directory / "state"))
+            found = stack.enter_context(running(SessionOptions(name="tests")))
         yield found
