@@ -72,7 +72,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the suite's options."""
     parser.addoption("--tls", action="store_true", help="run real clusters with TLS")
-    parser.addoption("--cost", action="store_true", help="print CPU seconds by module and by test, child processes included")
+    parser.addoption("--cost", action="store_true", help="print CPU seconds by module and test, children included")
 
 
 def pytest_configure(config: pytest.Config) -> None:
