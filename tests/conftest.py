@@ -61,8 +61,8 @@ PLAIN_SPARK: Final = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.f
 code for each takes longer. The jobs of `spark-submit` run with Spark's own settings (`SparkCluster`)."""
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", untimed, derandomize=True)
-settings.register_profile("random", untimed)
+settings.register_profile("same", untimed, derandomize=True, max_examples=50)
+settings.register_profile("random", untimed, max_examples=200)
 settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" else "same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background ignores it, and tests press Ctrl-C
