@@ -30,6 +30,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -109,19 +110,30 @@ def machine_loops() -> None:
     loop_image.ensure()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection() -> None:
     """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on there is garbage."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def tier_of(item: pytest.Item) -> str:
     """The tier of a test that does not name one."""
     if "spark" in getattr(item, "fixturenames", ()):
         return "spark"
-    module = getattr(item, "module", None)
+    return tier_of_module(getattr(item, "module", None), item.path)
+
+
+@functools.cache
+def tier_of_module(module: ModuleType | None, path: Path) -> str:
+    """The tier of a module's tests that do not name one."""
     origins = {getattr(value, "__module__", None) for value in vars(module).values()} if module else set()
-    named_real = REAL in item.path.parents or item.path.name.startswith("test_real_")
+    named_real = REAL in path.parents or path.name.startswith("test_real_")
     return "real" if named_real or origins & SERVER_MODULES else "core"
 
 
