@@ -219,6 +219,14 @@ def test_the_predicates_of_a_constraint_give_the_same_constraint(predicates: lis
         assert order_of(constraint) == order_of(constraint_of(spelled) or Absent())
 
 
+def test_a_constraint_that_needs_a_value_does_not_cover_one_that_needs_none() -> None:
+    present, any_other = (made(*more, (Operator.IS_NOT, 1)) for more in ([(Operator.EXISTS, None)], []))
+    assert present is not None
+    assert any_other is not None
+    assert any_other.covers(present)
+    assert not present.covers(any_other)
+
+
 def test_a_bound_is_spelled_the_short_way() -> None:
     assert Numbers(low=succ(5) or 0).predicates("a") == (Predicate("a", GT, 5),)
     assert Numbers(low=5).predicates("a") == (Predicate("a", GE, 5),)
