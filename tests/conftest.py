@@ -53,6 +53,9 @@ SERVER_MODULES: Final = {
 }
 """Test modules that import from one of these start servers."""
 
+LAST: Final = pytest.StashKey[dict[str, pytest.Item]]()
+"""The last test of each group."""
+
 SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of every Java that tests start, by JAVA_TOOL_OPTIONS. A Java that lives for seconds spends half of its CPU
 time on optimizing code that it runs a few times."""
@@ -115,11 +118,23 @@ def pytest_collection() -> None:
     gc.disable()
 
 
-def pytest_collection_finish() -> None:
-    """From now on there is garbage."""
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """From now on there is garbage. Notes the last test of each group."""
     gc.collect()
     gc.freeze()
     gc.enable()
+    session.config.stash[LAST] = {
+        group: item for item in session.items for group in GROUPS if group in getattr(item, "fixturenames", ())
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Ends a shared session or cluster after its last test: idle processes take time from the tests that follow."""
+    for group, last in item.config.stash[LAST].items():
+        if last is item:
+            for fixture in item._request._arg2fixturedefs.get(group, ()):  # type: ignore[attr-defined]
+                fixture.finish(item._request)  # type: ignore[attr-defined]
 
 
 def tier_of(item: pytest.Item) -> str:
