@@ -15,7 +15,7 @@ With `--tls`, or SHOAL_LOCAL_TLS=true, clusters use TLS unless a test asks for o
 A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
 the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. Tests with a
 fixture of scope `module` run in one worker too: otherwise each worker would make its own. The tiers run in the order
-spark, real, core, so that the long tests are not the last ones. `--cost` prints the CPU seconds of each module.
+spark, real, core, so that the long tests are not the last ones. `--cost` prints the CPU seconds of modules and tests.
 
 No property test is judged by the time it takes: machines are shared. To look for new examples, run with
 `SHOAL_EXAMPLES=random`; an example that fails then is replayed from Hypothesis' own database.
@@ -23,12 +23,14 @@ No property test is judged by the time it takes: machines are shared. To look fo
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -51,6 +53,9 @@ SERVER_MODULES: Final = {
 }
 """Test modules that import from one of these start servers."""
 
+LAST: Final = pytest.StashKey[dict[str, pytest.Item]]()
+"""The last test of each group."""
+
 SHORT_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options of every Java that tests start, by JAVA_TOOL_OPTIONS. A Java that lives for seconds spends half of its CPU
 time on optimizing code that it runs a few times."""
@@ -60,8 +65,8 @@ PLAIN_SPARK: Final = "-Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.f
 code for each takes longer. The jobs of `spark-submit` run with Spark's own settings (`SparkCluster`)."""
 
 untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("same", untimed, derandomize=True)
-settings.register_profile("random", untimed)
+settings.register_profile("same", untimed, derandomize=True, max_examples=50)
+settings.register_profile("random", untimed, max_examples=200)
 settings.load_profile("random" if os.environ.get("SHOAL_EXAMPLES") == "random" else "same")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background ignores it, and tests press Ctrl-C
@@ -71,14 +76,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a run in the background
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the suite's options."""
     parser.addoption("--tls", action="store_true", help="run real clusters with TLS")
-    parser.addoption("--cost", action="store_true", help="print CPU seconds by module, child processes included")
+    parser.addoption("--cost", action="store_true", help="print CPU seconds by module and test, children included")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes TLS the default of clusters in this process, and of `shoal up` in others. Chooses Java's compiler."""
     os.environ.setdefault("JAVA_TOOL_OPTIONS", f"{SHORT_JAVA} {PLAIN_SPARK}")
     if config.getoption("--cost"):
-        config.pluginmanager.register(CpuCost())
+        config.pluginmanager.register(CpuCost(measures=not config.getoption("numprocesses", 0)))
     if config.getoption("--tls") or os.environ.get("SHOAL_LOCAL_TLS", "").lower() in ("true", "1"):
         from shoal.cluster.local import LocalCluster
 
@@ -108,19 +113,42 @@ def machine_loops() -> None:
     loop_image.ensure()
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+def pytest_collection() -> None:
     """Thousands of collected tests stay until the end: the garbage collector need not look at them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """From now on there is garbage. Notes the last test of each group."""
     gc.collect()
     gc.freeze()
+    gc.enable()
+    session.config.stash[LAST] = {
+        group: item for item in session.items for group in GROUPS if group in getattr(item, "fixturenames", ())
+    }
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Ends a shared session or cluster after its last test: idle processes take time from the tests that follow."""
+    for group, last in item.config.stash[LAST].items():
+        if last is item:
+            for fixture in item._request._arg2fixturedefs.get(group, ()):  # type: ignore[attr-defined]
+                fixture.finish(item._request)  # type: ignore[attr-defined]
 
 
 def tier_of(item: pytest.Item) -> str:
     """The tier of a test that does not name one."""
     if "spark" in getattr(item, "fixturenames", ()):
         return "spark"
-    module = getattr(item, "module", None)
+    return tier_of_module(getattr(item, "module", None), item.path)
+
+
+@functools.cache
+def tier_of_module(module: ModuleType | None, path: Path) -> str:
+    """The tier of a module's tests that do not name one."""
     origins = {getattr(value, "__module__", None) for value in vars(module).values()} if module else set()
-    named_real = REAL in item.path.parents or item.path.name.startswith("test_real_")
+    named_real = REAL in path.parents or path.name.startswith("test_real_")
     return "real" if named_real or origins & SERVER_MODULES else "core"
 
 
@@ -165,10 +193,19 @@ def spark(shared_spark: SparkSession) -> SparkSession:
 
 
 @pytest.fixture(scope="session")
-def shared_spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the Java of `shared_spark` runs. The source looks for a local cluster in `state` there by default."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def shared_spark(tmp_path_factory: pytest.TempPathFactory, spark_directory: Path) -> Iterator[SparkSession]:
     """The session that tests share. No test may change its settings."""
     from shoal.pipeline.session import SessionOptions, running
 
     only_one_worker("shared_spark", tmp_path_factory)
-    with running(SessionOptions(name="tests")) as found:
+    with contextlib.ExitStack() as stack:
+        with contextlib.chdir(spark_directory), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("SHOAL_STATE_DIR", str(spark_directory / "state"))
+            found = stack.enter_context(running(SessionOptions(name="tests")))
         yield found

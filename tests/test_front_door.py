@@ -163,16 +163,24 @@ def test_a_demo_does_not_wait_for_the_compilation_of_loops(door: Door) -> None:
     assert calls.read_text().splitlines()[-1] == "-m shoal.cli demo"
 
 
-def test_loops_are_compiled_and_tests_collected_once_before_the_workers_start(door: Door) -> None:
-    calls = door.home / "calls"
+@pytest.mark.parametrize("newer", ["packages", "checkout"])
+def test_loops_are_compiled_and_tests_collected_once_before_the_workers_start(newer: str, door: Door) -> None:
+    calls, stamp, tests = door.home / "calls", door.home / ".venv" / "test-stamp", door.home / "tests" / "conftest.py"
     python = f'case "$*" in *filters*) sleep 0.3 ;; esac; echo "$*" >>"{calls}"'
     Door.script(door.home / ".venv" / "bin" / "python", python)
-    (door.home / ".venv" / "test-stamp").unlink()
+    if newer == "packages":
+        stamp.unlink()
+    else:
+        tests.parent.mkdir()
+        tests.touch()
+        os.utime(stamp, (1, 1))
     assert door.run("test", "-m", "core").returncode == 0
     *before, last = calls.read_text().splitlines()
     assert last.startswith("-m pytest -n")
     for work in ("loop_builder", "filters.index.warm_up", "balance.warm_up", "-m pytest --collect-only --quiet"):
         assert any(work in line for line in before), work
+    assert door.run("test", "-m", "core").returncode == 0
+    assert len(calls.read_text().splitlines()) == len(before) + 2, "once"
 
 
 @pytest.mark.parametrize(

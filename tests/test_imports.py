@@ -9,7 +9,7 @@ for names that a module may not use. To change a rule, change its table and the 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -302,10 +302,10 @@ EXCEPTIONS: Final = {
 
 def uses(tree: ast.AST, package: str, rules: dict[str, str]) -> Iterator[tuple[int, str]]:
     """Line and rule of each import, attribute and call in a tree that a rule names."""
-    origins = _origins(tree, package)
-    for node in ast.walk(tree):
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute, ast.Call))]
+    origins = _origins(nodes, package)
+    for node in nodes:
         names: list[str] = []
-        line = getattr(node, "lineno", 0)
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -313,17 +313,24 @@ def uses(tree: ast.AST, package: str, rules: dict[str, str]) -> Iterator[tuple[i
             names = [f"{start}.{alias.name}" for alias in node.names for start in (base, "")]
         elif isinstance(node, ast.Attribute):
             names = [_dotted(node, origins), f".{node.attr}"]
-        elif isinstance(node, ast.Call) and not (node.args or node.keywords):
+        elif not (node.args or node.keywords):
             names = [f"{_dotted(node.func, origins)}()"]  # Random() takes its seed from the operating system
-        for name in names:
+        for name in filter(None, names):
             if name != "random.Random":
-                yield from ((line, rule) for rule in rules if f"{name}.".startswith(f"{rule}."))
+                yield from ((node.lineno, start) for start in _starts(name) if start in rules)
 
 
-def _origins(tree: ast.AST, package: str) -> dict[str, str]:
+def _starts(name: str) -> Iterator[str]:
+    """A dotted name, and the packages around it: `os.path`, `os`."""
+    while name:
+        yield name
+        name = name.rpartition(".")[0]
+
+
+def _origins(nodes: Iterable[ast.AST], package: str) -> dict[str, str]:
     """What the imported names of a module stand for."""
     origins: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root = alias.name.split(".")[0]

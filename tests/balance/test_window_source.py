@@ -109,7 +109,7 @@ def histories(draw: st.DrawFn) -> list[tuple[float, list[int], list[int], bool |
     return turns
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(histories())
 def test_each_interval_is_used_once_in_order_and_no_stall_lasts(
     turns: list[tuple[float, list[int], list[int], bool | None]],

@@ -116,7 +116,7 @@ MATCHES = {
 
 
 @given(st.lists(st.tuples(messages, registers, numbers, held), min_size=1, max_size=3))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_agrees_with_a_plain_model(seconds: list[tuple[Any, Any, Any, Any]]) -> None:
     scanner = Scanner(FRAME_BYTES_MAX)
     analyzer = Analyzer(scanner, LISTED_MAX)
@@ -316,7 +316,7 @@ def test_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> 
 
 
 @given(st.lists(st.sampled_from(list(b"ab*?[]^-\\")), max_size=8).map(bytes))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 def test_random_patterns_match_what_a_real_server_says(client: Any, pattern: bytes) -> None:
     assert matched(pattern) == set(client.keys(pattern))
 
@@ -325,7 +325,7 @@ def test_random_patterns_match_what_a_real_server_says(client: Any, pattern: byt
     st.lists(st.sampled_from(list(b"ab*?[]^-\\\0\x7f\x80\xff")), max_size=9).map(bytes),
     st.lists(st.lists(st.sampled_from(list(b"ab-]\\\0\x7f\x80\xff")), max_size=6).map(bytes), min_size=1, max_size=20),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @example(b"[a-\xff]", [b"a", b"b", b"\0", b"\xff"])
 def test_the_compiled_matcher_agrees_with_the_other_one(pattern: bytes, names: list[bytes]) -> None:
     assert matched(pattern, names) == {name for name in names if glob_match(pattern, name)}

@@ -73,7 +73,7 @@ def reach(book: PlanBook, published: Iterable[str], version: int | None) -> set[
     return reached
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.one_of(st.none(), entries()), st.data())
 def test_every_subscriber_is_reached(entry: Entry | None, data: st.DataObject) -> None:
     members = data.draw(st.lists(st.sampled_from(ALL), min_size=2, unique=True).map(tuple))
@@ -97,7 +97,7 @@ def test_every_subscriber_is_reached(entry: Entry | None, data: st.DataObject) -
         assert reached & ahead, "a subscriber that has been told of the next phase before this agent"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(entries(), st.sampled_from(ALL), st.integers(0, 100))
 def test_nothing_goes_where_it_was_heard_or_twice_or_out_of_the_ring(entry: Entry, server: str, version: int) -> None:
     book = book_of(entry, ALL[1:])

@@ -145,7 +145,7 @@ def check_counts(scanner: Scanner, model: Model) -> None:
 
 
 @given(st.lists(frames, max_size=30), st.lists(st.integers(0, 10_000), max_size=40))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_counts_and_stops_as_hiredis_reads(parts: list[bytes], cuts: list[int]) -> None:
     data = b"".join(parts)
     reader = hiredis.Reader(notEnoughData=NOTHING)
@@ -170,7 +170,7 @@ def test_counts_and_stops_as_hiredis_reads(parts: list[bytes], cuts: list[int]) 
 
 
 @given(st.lists(frames, min_size=1, max_size=6), st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_garbage_is_refused_or_read_as_hiredis_reads_it(parts: list[bytes], data: st.DataObject) -> None:
     good = b"".join(parts)
     at = data.draw(st.integers(0, len(good)))
@@ -445,7 +445,7 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_complete(frame: bytes) 
     scanner = Scanner(frame_bytes_max=1024)
     assert scan_all(scanner, [observed(b"t", b"x" * 900)]) == []
     with pytest.raises(ProtocolError):
-        scan_all(scanner, cut(frame[:-1], list(range(0, 100_000, 100))))
+        scan_all(scanner, cut(frame[:-1], list(range(0, len(frame), max(100, len(frame) // 20)))))
 
 
 LARGE = [

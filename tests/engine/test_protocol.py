@@ -296,7 +296,7 @@ def run(seeds: range, rules: Rules = ALL_RULES) -> list[str]:
 
 
 def test_nothing_is_lost_doubled_or_reordered() -> None:
-    assert run(range(40)) == []
+    assert run(range(15)) == []  # more in `shoal sim engine`
 
 
 def test_a_calm_world_has_no_gaps() -> None:

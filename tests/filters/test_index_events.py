@@ -174,7 +174,7 @@ def test_invalid_names_and_strings_are_rejected(index: Index, wire: bytes) -> No
     assert found(index, {"a": 1}) == [0, 2]
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.one_of(
         st.text(max_size=24).map(str.encode),

@@ -93,7 +93,7 @@ def test_truncated_and_damaged_files_are_rejected(tmp_path: Path, size: int) -> 
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_any_changed_byte_of_the_header_or_contents_is_detected(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "index"

@@ -229,7 +229,7 @@ near_addresses = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.lists(near_addresses, min_size=1, max_size=8))
 def test_the_index_reads_addresses_as_ipaddress_does(given: list[str]) -> None:
     for text in given:

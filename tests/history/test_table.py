@@ -156,7 +156,7 @@ def test_an_archive_with_nulls_for_nan_is_read() -> None:
     assert spoken(matching(old, parse("b = 2"))) == ["m1"]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(*[st.integers(0, 2**64 - 1)] * 3, st.integers(0, 63), st.binary(max_size=40)), max_size=5))
 def test_any_message_is_a_row_or_a_gap(said: list[tuple[int, int, int, int, bytes]]) -> None:
     blobs = [HEADER.pack(MAGIC, flags, 1, stream, seq, time) + body for stream, seq, time, flags, body in said]
@@ -308,7 +308,7 @@ ODD = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(ENTRY, max_size=12), st.lists(ODD, max_size=1), st.integers(-1, 1), st.sampled_from([None, 0, 4]))
 def test_both_ways_to_read_entries_give_the_same_rows(
     plain: list[tuple[str, bytes]], odd: list[tuple[str, bytes]], skip: int, after: int | None

@@ -318,7 +318,7 @@ steps = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=75)
 @given(steps)
 def test_in_any_history_no_trusted_server_leaves_and_versions_only_grow(
     history: list[tuple[set[str], float, str]],

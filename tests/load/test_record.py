@@ -162,7 +162,7 @@ def test_every_cut_and_every_extra_byte_is_refused(channels: int) -> None:
 
 
 @given(st.data(), st.sampled_from([0, 3, 200]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_damaged_bytes_are_refused_or_still_a_record(data: st.DataObject, channels: int) -> None:
     blob = ENCODED[channels]
     at = data.draw(st.integers(0, min(len(blob), 250)) | st.integers(0, len(blob)))

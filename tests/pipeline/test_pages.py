@@ -1,56 +1,79 @@
-"""The page about the pipeline: its tutorial says what the page promises, and its programs run."""
+"""The page about the pipeline: its tutorial says what the page promises, and its programs run.
+
+All of it runs in this process, in the session that tests share: a command of its own would start Java again. A shell
+runs the commands that are not on Spark.
+"""
 
 from __future__ import annotations
 
-import os
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 import pytest
-from tests.pipeline.page_runner import programs, tutorial
 
-ROOT = Path(__file__).parents[2]
-RUN_TIMEOUT_S = 1000.0
-PROMISED = re.compile(r"#->(.*)")
+from shoal import cli
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "pipeline.md"
+PROMISED: Final = re.compile(r"#->(.*)")
+ON_SPARK: Final = re.compile(r"^(shoal pipeline .*)$", re.MULTILINE)
+DOWN: Final = "shoal down\n"
 
 
-@pytest.mark.spark
-def test_the_tutorial_and_the_programs_of_the_page_run(tmp_path: Path) -> None:
+def blocks(text: str, language: str) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def tutorial() -> str:
+    """The commands of the tutorial."""
+    page = PAGE.read_text(encoding="utf-8")
+    return "\n".join(blocks(page[page.index("## Tutorial") : page.index("## Sessions")], "sh"))
+
+
+def run_commands(script: str) -> None:
+    """Runs commands as a shell would, those on Spark in this process. The first failure ends the run."""
+    for commands in ON_SPARK.split(script):
+        if ON_SPARK.match(commands):
+            words = shlex.split(commands, comments=True)[1:]
+            assert cli.main(words) == 0, words
+        else:
+            subprocess.run(["bash", "-eo", "pipefail", "-c", commands], check=True)
+
+
+@pytest.fixture
+def front_door(spark_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A command `shoal`, and the directories of the session's Java: relative names mean the same in both."""
+    command = tmp_path / "shoal"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m shoal.cli "$@"\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("SHOAL_STATE_DIR", str(spark_directory / "state"))
+    monkeypatch.chdir(spark_directory)
+    yield
+    subprocess.run([command, "down"], capture_output=True, check=False)
+
+
+@pytest.mark.usefixtures("spark", "front_door")
+def test_the_tutorial_and_the_programs_of_the_page_run(capfd: pytest.CaptureFixture[str]) -> None:
     """In an empty directory; the texts after `#->` must be printed, in that order."""
-    front = tmp_path / "bin" / "shoal"
-    front.parent.mkdir()
-    front.write_text(f'#!/bin/sh\nexec {sys.executable} -m shoal.cli "$@"\n')
-    front.chmod(0o755)
-    work = tmp_path / "work"
-    work.mkdir()
-    environ = {
-        **os.environ,
-        "PATH": f"{front.parent}:{os.environ['PATH']}",
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "PYTHONUNBUFFERED": "1",
-        "SHOAL_STATE_DIR": str(tmp_path / "state"),
-    }
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.pipeline.page_runner"],
-            cwd=work,
-            env=environ,
-            capture_output=True,
-            text=True,
-            timeout=RUN_TIMEOUT_S,
-            check=False,
-        )
-    finally:
-        subprocess.run([front, "down"], env=environ, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    promised = [text.strip() for text in PROMISED.findall(tutorial())]
+    script = tutorial()
+    programs = blocks(PAGE.read_text(encoding="utf-8"), "python")
+    assert script.endswith(DOWN)
+    assert len(programs) >= 3
+    run_commands(script.removesuffix(DOWN))
+    said = capfd.readouterr().out
+    promised = [text.strip() for text in PROMISED.findall(script)]
     assert len(promised) >= 8
     at = 0
     for text in promised:
-        found = done.stdout.find(text, at)
-        assert found >= 0, f"{text!r} does not come, in that order:\n{done.stdout}"
-        at = found
-    assert done.stdout.count("--\n", at) == len(programs()) >= 3
-    assert "|  s1|" in done.stdout[at:]
+        at = said.find(text, at)
+        assert at >= 0, f"{text!r} does not come, in that order:\n{said}"
+    for program in programs:
+        exec(compile(program, PAGE.name, "exec"), {"__name__": "page"})
+    assert "|  s1|" in capfd.readouterr().out
+    run_commands(DOWN)

@@ -31,8 +31,6 @@ from shoal.pipeline.source.offset_planner import OffsetPlanner
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = pytest.mark.xdist_group("submit")  # one master and worker for all tests
-
 
 @pytest.fixture(scope="module")
 def bulk(tmp_path_factory: pytest.TempPathFactory) -> object:
@@ -65,18 +63,22 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Iterat
 
 
 @pytest.mark.spark
-def test_jobs_on_a_cluster_do_what_they_do_in_one_process(
+async def test_jobs_and_a_command_on_a_cluster_do_what_they_do_in_one_process(
     tmp_path: Path, cluster: SparkCluster, installed: Path, bulk: object
 ) -> None:
-    with RedisServer() as one, RedisServer() as two:
-        Stream(one).add((entry("s1", BASE_S + second) for second in range(20)), late_ms=50)
-        Stream(two).add((entry("s2", BASE_S + second) for second in range(20)), late_ms=90)
-        Recording(one).write(*range(1, 40))
-        Recording(two).write(*range(30, 60))
-        program = ROOT / "tests" / "pipeline" / "submitted_jobs.py"
-        said = cluster.submit(program, [listed(one, two), str(tmp_path)], more_path=ROOT)
-        expected = window_digests(one, two)
-    found = json.loads(said.splitlines()[-1])
+    async with agent_site() as site:
+        with RedisServer() as one, RedisServer() as two:
+            Stream(one).add((entry("s1", BASE_S + second) for second in range(20)), late_ms=50)
+            Stream(two).add((entry("s2", BASE_S + second) for second in range(20)), late_ms=90)
+            Recording(one).write(*range(1, 40))
+            Recording(two).write(*range(30, 60))
+            Recording(site.server).write(*range(1, 60))
+            program = ROOT / "tests" / "pipeline" / "submitted_jobs.py"
+            command = ["archive", "--once", "--json", "--archive", str(tmp_path / "command"), "--url", site.url]
+            words = [listed(one, two), str(tmp_path), *command]
+            said = await asyncio.to_thread(cluster.submit, program, words, more_path=ROOT)
+            expected = window_digests(one, two)
+    found, commanded = (json.loads(line) for line in said.splitlines() if line.startswith("{"))
     assert found["windows"] == expected
     assert len(expected) >= 9
     _, rows = read_archive(tmp_path / "archive", "orders.eu")
@@ -84,23 +86,11 @@ def test_jobs_on_a_cluster_do_what_they_do_in_one_process(
     assert found["bulk"] == bulk
     assert found["master"] == cluster.master
     assert found["imported"] == [str(installed / "shoal" / "__init__.py")] * 2
-
-
-@pytest.mark.spark
-async def test_a_command_runs_in_the_session_of_spark_submit(
-    tmp_path: Path, cluster: SparkCluster, installed: Path
-) -> None:
-    """On one thread: the test above has archived on the cluster."""
-    program = installed / "pyspark_shoal" / "submit.py"
-    async with agent_site() as site:
-        Recording(site.server).write(*range(1, 60))
-        words = ["archive", "--once", "--json", "--archive", str(tmp_path / "archive"), "--url", site.url]
-        said = await asyncio.to_thread(cluster.submit, program, words, master="local[1]")
-    assert json.loads(said.splitlines()[-1])["rows"] == 59
+    assert commanded["rows"] == 59
 
 
 def window_digests(*servers: RedisServer) -> dict[str, str]:
-    """The windows of the telemetry on the servers, folded in process, as `on_cluster` prints them."""
+    """The windows of the telemetry on the servers, folded in process, as `submitted_jobs` prints them."""
     asked = options(*servers)
     planning = OffsetPlanner(asked)
     table = table_of(planning.parts({}, planning.next({})), asked.kind)

@@ -235,7 +235,7 @@ def check_publishers(store: Store, before: Entry | None, after: Entry) -> None:
         assert after.publishing.servers == before.publishing.servers
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=100)
 @given(st.lists(events, max_size=50))
 def test_in_any_history_no_placement_is_left_too_early_and_moves_end(history: list[tuple]) -> None:  # type: ignore[type-arg]
     store = Store()

@@ -150,11 +150,11 @@ async def crowd(cluster: LocalCluster) -> AsyncIterator[Crowd]:
 async def test_servers_follow_the_load_and_a_standby_goes_on() -> None:
     """Load rises, servers are added and channels move; the leader dies; load falls, and servers are removed."""
     async with (
-        LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=80_000.0, servers_max=3) as cluster,
+        LocalCluster(2, limits=LIMITS, balancers=2, max_out_bytes_per_s=32_000.0, servers_max=3) as cluster,
         watching(cluster) as watch,
         crowd(cluster) as people,
     ):
-        talking = people.start_talking(50.0)
+        talking = people.start_talking(20.0)
 
         seen: set[str] = set()
 
@@ -200,11 +200,11 @@ async def shell(cluster: LocalCluster, capsys: pytest.CaptureFixture[str], *word
 
 async def test_propose_apply_explain_and_replay(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     async with (
-        LocalCluster(2, limits=LIMITS, balancers=1, auto=False, max_out_bytes_per_s=60_000.0) as cluster,
+        LocalCluster(2, limits=LIMITS, balancers=1, auto=False, max_out_bytes_per_s=30_000.0) as cluster,
         watching(cluster) as watch,
         crowd(cluster) as people,
     ):
-        people.start_talking(30.0)
+        people.start_talking(15.0)
         wanted = tmp_path / "next.plan"
 
         async def proposed() -> Any:

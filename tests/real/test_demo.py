@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SRC = Path(__file__).parent.parent.parent / "src"
-PLAYERS = 60
+PLAYERS = 30
 
 
 def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:

@@ -27,7 +27,7 @@ async def test_hostile_clients_cost_honest_ones_nothing(
 ) -> None:
     monkeypatch.setenv("SHOAL_LIMITS_SERVER_LEASE_S", "30")  # a busy machine must not evict a server either
     attacks = [word for name in BRIEF for word in ("--attack", name)]
-    _, facts = await run_json_command(capsys, "soak", "hostile", "--seconds", "20", "--subscribers", "12", *attacks)
+    _, facts = await run_json_command(capsys, "soak", "hostile", "--seconds", "12", "--subscribers", "8", *attacks)
     assert facts["protocol"] == "hostile"
     assert (facts["lost"], facts["duplicated"], facts["reordered"]) == (0, 0, 0)
     assert (facts["silent"], facts["gaps_false"], facts["evicted"]) == (0, 0, 0), facts["violations"]

@@ -24,7 +24,7 @@ Line = list[Any]
 
 
 def test_nothing_is_lost_and_no_subscription_is_closed_while_channels_move() -> None:
-    status, facts, errors = run_soak("moves", "--servers", "3", "--subscribers", "30", "--moves", "20", seconds=5)
+    status, facts, errors = run_soak("moves", "--servers", "3", "--subscribers", "12", "--moves", "20", seconds=4)
     assert facts["violations"] == [], errors
     assert status == 0
     assert facts.keys() >= FACTS
@@ -39,10 +39,10 @@ def test_nothing_is_lost_and_no_subscription_is_closed_while_channels_move() -> 
 
 
 def test_channels_that_all_move_at_once_settle() -> None:
-    status, facts, errors = run_soak("moves", "--servers", "2", "--burst", "40", seconds=4)
+    status, facts, errors = run_soak("moves", "--servers", "2", "--burst", "20", seconds=3)
     assert facts["violations"] == [], errors
     assert status == 0
-    assert facts["moves"] == facts["moves_ended"] == 40
+    assert facts["moves"] == facts["moves_ended"] == 20
     assert facts["burst_settle_s"] > 0
     assert facts["subscriptions_closed"] == 0
 

@@ -1,4 +1,4 @@
-"""What tests cost: CPU seconds by module, with all processes that the tests started.
+"""What tests cost: CPU seconds by module and by test, with all processes that the tests started.
 
 Owns the option `--cost` of the suite. On a shared machine CPU time says more than wall time. A process counts while it
 is below the worker, and after something there has waited for it: a daemon that has left its parent does not count.
@@ -13,22 +13,28 @@ from typing import Final
 
 import pytest
 
-MODULES: Final = 40
+MODULES: Final = 60
 """How many modules the table has."""
+TESTS: Final = 60
+"""How many tests the other table has."""
 _KEY: Final = "cpu_s"
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 
 
 class CpuCost:
-    """Measures tests in a worker, and sums and prints them in the process that has started it."""
+    """Measures tests in a worker, and sums and prints them in the process that has started it. Without
+    workers, one process does both."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: bool) -> None:
+        self._measures = measures
         self._before: dict[str, float] = {}
         self._modules: Counter[str] = Counter()
+        self._tests: Counter[str] = Counter()
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._before[nodeid] = cpu_s(os.getpid())
+        if self._measures:
+            self._before[nodeid] = cpu_s(os.getpid())
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(
@@ -43,11 +49,12 @@ class CpuCost:
         cost = dict(report.user_properties).get(_KEY) if report.when == "teardown" else None
         if isinstance(cost, float):
             self._modules[report.nodeid.partition("::")[0]] += cost  # type: ignore[assignment]
+            self._tests[report.nodeid] += cost  # type: ignore[assignment]
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(f"CPU seconds: {sum(self._modules.values()):.0f}")
-        for module, cost in self._modules.most_common(MODULES):
-            terminalreporter.write_line(f"{cost:7.1f}  {module}")
+        for name, cost in (*self._modules.most_common(MODULES), *self._tests.most_common(TESTS)):
+            terminalreporter.write_line(f"{cost:7.1f}  {name}")
 
 
 def cpu_s(process: int) -> float:

@@ -58,11 +58,9 @@ class SparkCluster:
             process.terminate()
             process.wait()
 
-    def submit(
-        self, program: Path, words: Sequence[str], more_path: Path | None = None, master: str | None = None
-    ) -> str:
-        """What a program prints that `spark-submit` runs, on this cluster unless another master is given."""
-        command = [str(self._bin / "spark-submit"), "--master", master or self.master, "--executor-memory", "512m"]
+    def submit(self, program: Path, words: Sequence[str], more_path: Path | None = None) -> str:
+        """What a program prints that `spark-submit` runs on this cluster."""
+        command = [str(self._bin / "spark-submit"), "--master", self.master, "--executor-memory", "512m"]
         command += ["--conf", "spark.ui.enabled=false", str(program), *words]
         path = os.pathsep.join([self._environ["PYTHONPATH"], *([] if more_path is None else [str(more_path)])])
         environ = {**self._environ, "PYTHONPATH": path}

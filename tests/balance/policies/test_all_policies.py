@@ -32,7 +32,7 @@ BY_LOAD = ("shoal", "dynamoth")
 
 every_policy = pytest.mark.parametrize("name", POLICIES)
 """For situations made by hand. Drawn ones cost more than a decision: all policies are asked about each."""
-often = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+often = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def named(names: Iterable[str] = POLICIES) -> Iterator[tuple[str, Policy]]:

@@ -42,6 +42,8 @@ P99_RATIO_MAX: Final = 1.5
 WARM_S: Final = 2.0
 """Load without other traffic, before the first phase. The memory of agents is measured at its end."""
 SAMPLE_S: Final = 0.1
+PHASE_S_MIN: Final = 0.4
+"""How long a phase lasts at least, however many there are."""
 PHASE_S_MAX: Final = 60.0
 """How much longer than asked a phase may take to end."""
 CUT_S: Final = 0.05
@@ -181,7 +183,7 @@ class HostileRound(BaseRound):
 
     async def _run_phases(self, cluster: LocalCluster, process: LoadProcess) -> None:
         attacks = self._options.attacks
-        seconds = max(1.0, (self._options.seconds - WARM_S) / (2 * len(attacks)))
+        seconds = max(PHASE_S_MIN, (self._options.seconds - WARM_S) / (2 * len(attacks)))
         cuts = Cuts(cluster, self._options.seed)
         for attack in attacks:
             for harmless in (True, False):
