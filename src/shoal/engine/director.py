@@ -20,6 +20,7 @@ import msgspec
 
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Orders, Status, Step
+from shoal.errors import ConnectError
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -47,7 +48,7 @@ class Phase(enum.Enum):
     DRAINING = "draining"
 
 
-class InstanceEndsError(Exception):
+class InstanceEndsError(ConnectError):
     """The instance cannot go on; the next one begins."""
 
 

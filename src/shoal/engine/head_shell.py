@@ -160,7 +160,7 @@ class HeadShell:
                     if self.core is not None:
                         self.core.lease_until = self._lease_until
             if not held or loop.time() >= self._lease_until:
-                raise NotServingError("its lease is over")
+                raise InstanceEndsError("its lease is over")
 
     # What others are told
 
@@ -239,12 +239,12 @@ class HeadShell:
         while True:
             self._awake.clear()
             if outbox.failed:
-                raise NotServingError(outbox.failed)
+                raise InstanceEndsError(outbox.failed)
             if not len(outbox):
                 self._turn(core, outbox)
             outbox.post()
             if core.lease_until <= loop.time():
-                raise NotServingError("its lease is over")
+                raise InstanceEndsError("its lease is over")
             if core.operators.is_busy and not len(outbox):
                 await asyncio.sleep(0)
                 continue
@@ -263,16 +263,13 @@ class HeadShell:
         outbox.links(links)
         outbox.letters(letters)
         if core.operators.failed:
-            raise NotServingError(core.operators.failed)
+            raise InstanceEndsError(core.operators.failed)
 
     def _direct(self, core: Engine, now: float) -> None:
         """Does the next step of a change of configuration."""
         director = self.director
         before = director.orders()
-        try:
-            mark = director.step(core.operators.ready, core.is_drained, now)
-        except InstanceEndsError as why:
-            raise NotServingError(str(why)) from None
+        mark = director.step(core.operators.ready, core.is_drained, now)
         core.arrange(director.configuration, director.following)
         if mark is not None:
             core.mark(*mark)
@@ -318,7 +315,3 @@ class HeadShell:
                     told = decode_to_member(item.payload)
                     if told.instance == core.instance:
                         core.operators.received(told)
-
-
-class NotServingError(ConnectError):
-    """The instance must not act any more."""

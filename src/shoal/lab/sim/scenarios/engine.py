@@ -43,13 +43,14 @@ BREAKS: Final = (
 """The rules that this scenario tests."""
 ENGINES: Final = 4
 MATCHERS_MAX: Final = 3
-CHANGE_EVERY_S: Final = 1.5
+CHANGE_EVERY_S: Final = 0.7
 """About how often another number of matchers is wanted."""
 FILTERS_MAX: Final = 5
 RETRY_S: Final = 0.3
 LIMITS: Final[dict[str, Any]] = {
     "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
-    "engine_letter_bytes_max": 600,
+    "engine_letter_bytes_max": 600, "engine_lease_s": 1.0, "engine_member_silent_s": 0.7, "engine_roll_s": 0.4,
+    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0,
 }  # fmt: skip
 """Small limits, so that they are met."""
 ENGINE_DIES_S: Final = 6.0
@@ -263,7 +264,7 @@ class EngineRun(ChannelScenario):
         self.wanted: dict[str, Filter] = {}
         self.unmatched: list[str] = []
         self.engines: dict[str, EngineShell] = {}
-        self.names: set[str] = set()
+        self.process_names: set[str] = set()
         """The names of all processes of the engine, dead or alive."""
         self._seen: dict[int, EngineStatus] = {}
         self._layers: dict[int, tuple[int, int]] = {}
@@ -299,7 +300,8 @@ class EngineRun(ChannelScenario):
                 async with await process.runtime.coordinator(COORDINATOR_URL, 1.0) as coordinator:
                     while True:
                         exits = 2 if random.random() < EXITS else 1
-                        without = tuple(sorted(random.sample(sorted(self.names), random.random() < WITHOUT)))
+                        names = sorted(self.process_names)
+                        without = (random.choice(names),) if names and random.random() < WITHOUT else ()
                         wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without)
                         await coordinator.put(wanted_key("main"), encode_wanted(wanted))
                         await asyncio.sleep(random.expovariate(1 / CHANGE_EVERY_S))
@@ -320,7 +322,7 @@ class EngineRun(ChannelScenario):
             name = f"{node.name}-{node.incarnation}"
             shell = EngineShell("main", bus, coordinator, name, limits, self.rules, lambda: 0.0)
             self.engines[node.name] = shell
-            self.names.add(name)
+            self.process_names.add(name)
             await shell.run()
 
     def begin_safety(self) -> None:
