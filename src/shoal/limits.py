@@ -396,14 +396,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_client_grace_s: float = 10.0
     """How long a client may be silent before its filters end. Clients say that they live four times as often."""
 
-    engine_roll_s: float = 1.0
+    engine_lease_s: float = 1.5
+    """Lease of the engine that serves: how long after its death another one may take over. It is extended five times
+    as often."""
+
+    engine_roll_s: float = 0.5
     """How long a new instance of the engine waits for clients to present their filters before it matches events."""
 
     engine_roll_s_max: float = 10.0
     """How long it waits at most for those that have begun to present theirs."""
-
-    engine_lease_s: float = 2.0
-    """How long the lease of an engine lasts. Another process takes over when it has ended."""
 
     engine_member_silent_s: float = 1.5
     """How long a process of an engine may be silent before the engine goes on without it."""

@@ -10,12 +10,13 @@ harm when it wakes up, whenever its last letters arrive.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
 from shoal.engine.access_point import AccessPoint
 from shoal.engine.configuration import Configuration
 from shoal.engine.exit_point import Post
-from shoal.engine.links import Batch, Events, Step, ToMember
+from shoal.engine.links import TURN_MAX, Batch, Events, Step, ToMember
 from shoal.engine.messages import Letter, Roll
 from shoal.engine.operators import Operators
 from shoal.limits import Limits
@@ -63,6 +64,8 @@ class Engine:
         self.operators = Operators(name, instance, configuration, limits, rules)
         self._has_others = bool(configuration.members - {name})
         """Whether the fan goes to other processes too."""
+        self._batches: deque[Batch] = deque()
+        """What the matcher and the exit point here have not had yet."""
         self.fan: list[Batch] = []
         """What goes to other processes."""
         self.events = 0
@@ -76,8 +79,8 @@ class Engine:
         self._received.append((client, None))
 
     def turn(self, now: float) -> list[Post]:
-        """Works on all that has come since the last turn. `now` was read after the last of it had come. Returns the
-        letters to post; `fan` and `links` go to other processes."""
+        """Works on what has come since the last turn, up to `TURN_MAX`. `now` was read after the last of it had come.
+        Returns the letters to post; `take_links` has what goes to other processes."""
         received, self._received = self._received, []
         if now >= self.lease_until and LEASE_CHECKED in self._rules:
             return []
@@ -91,12 +94,21 @@ class Engine:
             else:
                 access_point.received(client, letter, now)
         access_point.tick(now)
+        self._batches += access_point.take_batches()
         self._fan_out()
         operators.work()
         return operators.flush()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn has left something for the next one."""
+        return bool(self._batches) or self.operators.is_busy
+
     def _fan_out(self) -> None:
-        for batch in self.access_point.take_batches():
+        left = TURN_MAX
+        while self._batches and left > 0:
+            batch = self._batches.popleft()
+            left -= batch.work
             if type(batch.body) is Events:
                 self.events += len(batch.body.events)
             self.operators.heard(batch)

@@ -50,8 +50,12 @@ ROLL_EVERY_S: Final = 0.5
 REPORT_EVERY_S: Final = 1.0
 WANTED_EVERY_S: Final = 0.25
 """How often it is looked up how many operators are wanted."""
+RENEWALS: Final = 5
+"""How often a lease is extended in the time for which it is given."""
 GATHER_S: Final = 2 * STATUS_EVERY_S
 """How long a new instance listens for other processes, if it wants some."""
+READ_BYTES_MAX: Final = 1 << 20
+"""Letters that are read in one turn."""
 CLOCK_SHARE: Final = 0.1
 """The share of a lease that is given up, because clocks do not run equally fast."""
 
@@ -123,8 +127,9 @@ class HeadShell:
         self._outbox = Outbox(self._engine, self._wire, core.confirmed, self._awake.set)
         self.core = core
         group.create_task(self._order())
-        for lane in range(LANES):
-            self._lanes.append(await self._wire.listen(lane_channel(self._engine, lane), self._awake.set))
+        async with asyncio.TaskGroup() as lanes:
+            for lane in range(LANES):
+                lanes.create_task(self._listen(lane))
         while not self.director.started(loop.time()):
             await asyncio.sleep(TIMER_GRAIN_S)
             self._hear_members(core)
@@ -147,10 +152,13 @@ class HeadShell:
         group.create_task(self._report(core))
         _log.info("engine serves", engine=self._engine, instance=core.instance, clients=core.status().clients)
 
+    async def _listen(self, lane: int) -> None:
+        self._lanes.append(await self._wire.listen(lane_channel(self._engine, lane), self._awake.set))
+
     async def _keep_lease(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limits.engine_lease_s / 6)
+            await asyncio.sleep(self._limits.engine_lease_s / RENEWALS)
             asked_at = loop.time()
             held = True
             with contextlib.suppress(CoordinatorError):
@@ -245,7 +253,7 @@ class HeadShell:
             outbox.post()
             if core.lease_until <= loop.time():
                 raise InstanceEndsError("its lease is over")
-            if core.operators.is_busy and not len(outbox):
+            if core.is_busy and not len(outbox):
                 await asyncio.sleep(0)
                 continue
             with contextlib.suppress(TimeoutError):
@@ -254,7 +262,8 @@ class HeadShell:
 
     def _turn(self, core: Engine, outbox: Outbox) -> None:
         now = asyncio.get_running_loop().time
-        self._read_lanes(core)
+        if not core.is_busy:
+            self._read_lanes(core)
         self._hear_members(core)
         self._direct(core, now())
         letters = core.turn(now())
@@ -283,15 +292,21 @@ class HeadShell:
             self._say_orders()
 
     def _read_lanes(self, core: Engine) -> None:
+        """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
+        size = 0
         for lane in self._lanes:
-            while (item := lane.get_nowait()) is not None:
+            while size < READ_BYTES_MAX and (item := lane.get_nowait()) is not None:
                 if isinstance(item, Message):
+                    size += len(item.payload)
                     try:
                         core.received(item.publisher, decode_letter(item.payload))
                     except ProtocolError as error:
                         _log.warning("letter ignored", client=f"{item.publisher:012x}", why=str(error))
                 elif isinstance(item, Gap) and item.publisher:
                     core.missed(item.publisher)
+        if size >= READ_BYTES_MAX:
+            self._lanes.append(self._lanes.pop(0))  # each lane is first at times
+            self._awake.set()
 
     def _hear_members(self, core: Engine | None) -> None:
         assert self._members is not None

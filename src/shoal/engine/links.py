@@ -42,6 +42,11 @@ def orders_channel(engine: str) -> bytes:
 
 # The fan
 
+FILTERS_PER_EVENT: Final = 32
+"""Filters that are added in the time in which an event is matched and sent, about."""
+TURN_MAX: Final = 256
+"""Work of a process in one turn, in events. Between turns it extends leases and shows that it lives."""
+
 
 class Change(NamedTuple):
     """Filters of one client that come and go. With `presented`, all its other filters end; the list goes on in the next
@@ -97,6 +102,15 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
     instance: int
     number: int
     body: Events | Changes | Replies | Mark
+
+    @property
+    def work(self) -> int:
+        """How much work it is, about, in events."""
+        if type(self.body) is Events:
+            return len(self.body.events)
+        if type(self.body) is Changes:
+            return 1 + sum(len(change.added) for change in self.body.changes) // FILTERS_PER_EVENT
+        return 1
 
 
 # Between members

@@ -216,10 +216,10 @@ class Matcher:
 
     def work(self) -> None:
         """Does a slice of what takes long: sends state, and drops filters that other matchers have now."""
-        if self._sending is not None:
-            self.out += self._sending.send()
-        elif self._trimming is not None:
+        if self._trimming is not None:
             self._trim(self._trimming)
+        elif self._sending is not None:
+            self.out += self._sending.send()
 
     def _trim(self, ids: Iterator[int]) -> None:
         part = list(itertools.islice(ids, SLICE))

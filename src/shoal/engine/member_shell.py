@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 from shoal.engine.links import (
+    TURN_MAX,
     Batch,
     Orders,
     Settled,
@@ -187,10 +188,15 @@ class MemberShell:
         return operators.is_busy
 
     def _read(self, operators: Operators) -> None:
-        for message in self._messages(self._fan, decode_batch, operators):
-            operators.heard(message)
         for told in self._messages(self._own, decode_to_member, operators):
             operators.received(told)
+        left = TURN_MAX
+        for batch in self._messages(self._fan, decode_batch, operators):
+            operators.heard(batch)
+            left -= batch.work
+            if left <= 0:
+                self._awake.set()
+                break
 
     def _messages(
         self, listening: Listening | None, decode: Callable[[bytes], _M], operators: Operators

@@ -14,7 +14,7 @@ from typing import Final
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.engine.engine import EngineStatus
 from shoal.engine.engine_report import lease_name
-from shoal.engine.head_shell import HeadShell
+from shoal.engine.head_shell import RENEWALS, HeadShell
 from shoal.engine.member_shell import MemberShell
 from shoal.engine.outbox import Wire
 from shoal.errors import CoordinatorError, ShoalError
@@ -73,7 +73,7 @@ class EngineShell:
                 with contextlib.suppress(CoordinatorError):
                     await self._take_lease()
                 if self._lease is None:
-                    await asyncio.sleep(self._limits.engine_lease_s / 6)
+                    await asyncio.sleep(self._limits.engine_lease_s / (2 * RENEWALS))
                     continue
                 self.member.leads = True
                 head = self.head = HeadShell(
