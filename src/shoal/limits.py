@@ -396,7 +396,11 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_client_grace_s: float = 10.0
     """How long a client may be silent before its filters end. Clients say that they live four times as often."""
 
-    engine_roll_s: float = 1.0
+    engine_lease_s: float = 1.5
+    """Lease of the engine that serves: how long after its death another one may take over. It is extended five times
+    as often."""
+
+    engine_roll_s: float = 0.5
     """How long a new instance of the engine waits for clients to present their filters before it matches events."""
 
     engine_roll_s_max: float = 10.0

@@ -83,21 +83,25 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> int:
-    from shoal.engine.engine_report import EngineReport, decode_report, lease_name, report_key
+    from shoal.engine.engine_report import EngineReport, decode_report, lease_name, report_key, standby_name
 
     url = cluster_url(args.url, args.settings, role="admin")
     async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
         lease = await coordinator.lease_of(lease_name("main"))
+        waiting = await coordinator.leases(standby_name("main"))
         stored = await coordinator.get(report_key("main"))
     report = EngineReport() if stored is None else decode_report(stored.value)
     serving = lease is not None and lease.token == report.instance
     facts = {"engine": "main", "serving": serving, "holder": lease.holder if lease is not None else None}
+    standbys = sum(lease is None or one.holder != lease.holder for one in waiting.values())
+    facts |= {"standbys": standbys}
     facts |= {name: getattr(report, name) for name in report.__struct_fields__}
     if not serving:
         text = "no engine serves: run `shoal up --engine`, or `shoal engine run`"
     else:
         text = (
-            f"engine main, instance {report.instance}, {lease.holder if lease is not None else ''}\n"
+            f"engine main, instance {report.instance}, {lease.holder if lease is not None else ''}; "
+            f"{standbys} standing by\n"
             f"{report.clients} clients with {report.filters} filters, {report.in_flight} events in flight\n"
             f"{report.events} events matched, {report.deliveries} deliveries"
         )

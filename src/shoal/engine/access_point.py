@@ -40,6 +40,10 @@ SETTLE_LAST: Final = rule("settle_last", "An emitter may forget an event only wh
 IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emitter without holes.")
 
 
+ROLL_QUIET_S: Final = 0.25
+"""A roll is not closed so soon after a client has presented filters: others may be waiting to be heard."""
+
+
 class Emitted(NamedTuple):
     """An event in flight."""
 
@@ -144,6 +148,8 @@ class AccessPoint:
         if known and conversation is not None:
             conversation.next = max(conversation.next, letter.floor)
         for item in letter.items:
+            if type(item) is not Event and self.roll_open:
+                self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
                 conversation = self._open(client, item, letter.floor, now)
                 known = conversation is not None

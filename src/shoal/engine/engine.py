@@ -10,9 +10,10 @@ harm when it wakes up, whenever its last letters arrive.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
-from shoal.engine.access_point import AccessPoint, Change, Emitted, Gone
+from shoal.engine.access_point import AccessPoint, Change, Emitted, Fan, Gone
 from shoal.engine.exit_point import ExitPoint, Post
 from shoal.engine.matcher import Matcher, Rejection
 from shoal.engine.messages import Letter, Rejected, Roll
@@ -22,6 +23,10 @@ from shoal.rules import ALL_RULES, Rules, rule
 LEASE_CHECKED: Final = rule("lease_checked", "An instance acts on what it has received only while it holds its lease.")
 BATCH_MAX: Final = 256
 """Events that are matched together."""
+TURN_MAX: Final = 256
+"""Work in one turn, in events. The lease is extended between turns."""
+FILTERS_PER_EVENT: Final = 32
+"""Filters that are added in the time in which an event is matched and sent, about."""
 
 
 class EngineStatus(NamedTuple):
@@ -46,6 +51,8 @@ class Engine:
         self.lease_until = now
         self._rules = rules
         self._received: list[tuple[int, Letter | None]] = []
+        self._fan: deque[Fan] = deque()
+        """Changes and events that the matcher has not had yet."""
         self.access_point = AccessPoint(instance, predecessor, limits, now, rules)
         self.matcher = Matcher(limits, rules)
         self.exit_point = ExitPoint(limits, rules)
@@ -61,8 +68,8 @@ class Engine:
         self._received.append((client, None))
 
     def turn(self, now: float) -> list[Post]:
-        """Works on all that has come since the last turn. `now` was read after the last of it had come. Returns the
-        letters to post."""
+        """Works on what has come since the last turn, up to `TURN_MAX`. `now` was read after the last of it had come.
+        Returns the letters to post."""
         received, self._received = self._received, []
         if now >= self.lease_until and LEASE_CHECKED in self._rules:
             return []
@@ -74,9 +81,16 @@ class Engine:
                 access_point.received(client, letter, now)
         access_point.tick(now)
         self._settle()
+        self._fan += access_point.fan
+        access_point.fan = []
         self._match()
         self._reply()
         return self.exit_point.flush()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a turn has left something for the next one."""
+        return bool(self._fan)
 
     def begin_roll(self, now: float) -> None:
         """The lanes are subscribed: clients that are told of the roll can be heard."""
@@ -106,9 +120,11 @@ class Engine:
 
     def _match(self) -> None:
         """Gives the access point's changes and events to the matcher, in order, events in batches."""
-        fan, self.access_point.fan = self.access_point.fan, []
+        left = TURN_MAX
         batch: list[Emitted] = []
-        for one in fan:
+        while self._fan and left > 0:
+            one = self._fan.popleft()
+            left -= 1
             if isinstance(one, Emitted):
                 batch.append(one)
                 if len(batch) == BATCH_MAX:
@@ -119,6 +135,7 @@ class Engine:
                 self._match_batch(batch)
                 batch = []
             if isinstance(one, Change):
+                left -= len(one.added) // FILTERS_PER_EVENT
                 self._reply()  # Welcome goes first
                 for item in self.matcher.change(one):
                     self.exit_point.say(one.client, item)

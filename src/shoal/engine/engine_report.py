@@ -31,6 +31,11 @@ def lease_name(engine: str) -> str:
     return f"engines/{engine}"
 
 
+def standby_name(engine: str, holder: str = "") -> str:
+    """The lease that an engine holds while it stands by."""
+    return f"engines/{engine}/standby/{holder}"
+
+
 def serving_key(engine: str) -> str:
     """The key that names the last instance that has matched events."""
     return f"engines/{engine}/serving"

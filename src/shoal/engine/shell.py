@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from shoal.coordination.interface import Coordinator, Lease
 from shoal.engine.engine import Engine, EngineStatus
-from shoal.engine.engine_report import EngineReport, encode_report, lease_name, report_key, serving_key
+from shoal.engine.engine_report import EngineReport, encode_report, lease_name, report_key, serving_key, standby_name
 from shoal.engine.exit_point import Post
 from shoal.engine.messages import LANES, call_channel, decode_letter, encode, lane_channel, seat_channel
 from shoal.errors import ConnectError, CoordinatorError, NotConfirmedError, ProtocolError, ShoalError
@@ -29,6 +29,11 @@ from shoal.runtime import TIMER_GRAIN_S
 ROLL_EVERY_S: Final = 0.5
 """How often all clients are told which instance is in force."""
 REPORT_EVERY_S: Final = 1.0
+RENEWALS: Final = 5
+"""How often a lease is extended in the time for which it is given, and how often an engine that stands by tries to take
+it over."""
+READ_BYTES_MAX: Final = 1 << 20
+"""Letters that are read in one turn."""
 CLOCK_SHARE: Final = 0.1
 """The share of a lease that is given up, because clocks do not run equally fast."""
 
@@ -67,6 +72,9 @@ class EngineShell:
         self._holder = holder
         self._limits = limits
         self._rules = rules
+        self._served = 0
+        """How often this process has served. It is a part of the holder of the lease, so each time is another instance:
+        a holder that takes a lease again gets the same token, and clients would not present their filters again."""
         self._lease: Lease | None = None
         self._core: Engine | None = None
         self._lanes: list[Listening] = []
@@ -85,29 +93,26 @@ class EngineShell:
 
     async def run(self) -> None:
         """Serves or stands by until it is cancelled."""
-        pause_s = self._limits.heartbeat_interval_s
-        try:
-            while True:
-                with contextlib.suppress(CoordinatorError):
-                    await self._take_lease()
-                if self._lease is None:
-                    await asyncio.sleep(pause_s)
-                    continue
-                try:
-                    await self._serve(self._lease)
-                except* ShoalError as errors:
-                    why = "; ".join(str(error) for error in errors.exceptions)
-                    _log.warning("engine stops serving", engine=self._name, why=why)
-                finally:
-                    await self._end()
-        finally:
-            if self._lease is not None:
-                with contextlib.suppress(CoordinatorError):
-                    await self._coordinator.release(self._lease)
+        while True:
+            with contextlib.suppress(CoordinatorError):
+                await self._take_lease()
+            if self._lease is None:
+                await asyncio.sleep(self._limits.engine_lease_s / RENEWALS / 2)
+                continue
+            try:
+                await self._serve(self._lease)
+            except* ShoalError as errors:
+                why = "; ".join(str(error) for error in errors.exceptions)
+                _log.warning("engine stops serving", engine=self._name, why=why)
+            finally:
+                await self._end()
 
     async def _take_lease(self) -> None:
         self._asked_at = asyncio.get_running_loop().time()
-        self._lease = await self._coordinator.acquire(lease_name(self._name), self._holder, self._limits.server_lease_s)
+        take, ttl_s = self._coordinator.acquire, self._limits.engine_lease_s
+        self._lease = await take(lease_name(self._name), f"{self._holder}/{self._served}", ttl_s)
+        if self._lease is None:
+            await take(standby_name(self._name, self._holder), self._holder, ttl_s)
 
     async def _serve(self, lease: Lease) -> None:
         key = serving_key(self._name)
@@ -119,8 +124,9 @@ class EngineShell:
         self._failed = None
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_lease(core, lease))
-            for lane in range(LANES):
-                self._lanes.append(await self._wire.listen(lane_channel(self._name, lane), self._awake.set))
+            async with asyncio.TaskGroup() as lanes:
+                for lane in range(LANES):
+                    lanes.create_task(self._listen(lane))
             core.begin_roll(loop.time())
             _log.info("engine calls the roll", engine=self._name, instance=core.instance, predecessor=predecessor)
             group.create_task(self._call(core))
@@ -133,16 +139,24 @@ class EngineShell:
             group.create_task(self._report(core, lease))
             _log.info("engine serves", engine=self._name, instance=core.instance, clients=core.status().clients)
 
+    async def _listen(self, lane: int) -> None:
+        self._lanes.append(await self._wire.listen(lane_channel(self._name, lane), self._awake.set))
+
     async def _end(self) -> None:
-        lanes, self._lanes, self._core, self._lease = self._lanes, [], None, None
+        lanes, self._lanes, self._core = self._lanes, [], None
+        lease, self._lease = self._lease, None
+        self._served += 1
         self._backlog.clear()
+        if lease is not None:
+            with contextlib.suppress(CoordinatorError):
+                await self._coordinator.release(lease)
         for lane in lanes:
             await lane.aclose()
 
     async def _keep_lease(self, core: Engine, lease: Lease) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(self._limits.heartbeat_interval_s)
+            await asyncio.sleep(self._limits.engine_lease_s / RENEWALS)
             asked_at = loop.time()
             held = True
             with contextlib.suppress(CoordinatorError):
@@ -179,26 +193,36 @@ class EngineShell:
             if self._failed is not None:
                 raise self._failed
             if not self._backlog:
-                self._read(core)
+                if not core.has_work:
+                    self._read(core)
                 self._backlog += core.turn(loop.time())
             while self._backlog and self._post(core, self._backlog[0]):
                 self._backlog.popleft()
             if core.lease_until <= loop.time():
                 raise _NotServingError("its lease is over")
+            if core.has_work and not self._backlog:
+                await asyncio.sleep(0)
+                continue
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.01 if self._backlog else 0.1 + TIMER_GRAIN_S):
                     await self._awake.wait()
 
     def _read(self, core: Engine) -> None:
+        """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
+        size = 0
         for lane in self._lanes:
-            while (item := lane.get_nowait()) is not None:
+            while size < READ_BYTES_MAX and (item := lane.get_nowait()) is not None:
                 if isinstance(item, Message):
+                    size += len(item.payload)
                     try:
                         core.received(item.publisher, decode_letter(item.payload))
                     except ProtocolError as error:
                         _log.warning("letter ignored", client=f"{item.publisher:012x}", why=str(error))
                 elif isinstance(item, Gap) and item.publisher:
                     core.missed(item.publisher)
+        if size >= READ_BYTES_MAX:
+            self._lanes.append(self._lanes.pop(0))  # each lane is first at times
+            self._awake.set()
 
     def _post(self, core: Engine, post: Post) -> bool:
         confirmation = self._wire.post(seat_channel(self._name, post.client), post.payload)
