@@ -34,10 +34,10 @@ from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
-    ENGINE_CHILD,
     AgentCommand,
     Sites,
     agent_name,
+    engine_name,
     limited,
     loopback,
     shoal_agent,
@@ -496,7 +496,7 @@ class LocalCluster:
         deadline = time.monotonic() + 2 * self._timing.start_timeout_s
         while await self._coordinator.get(report_key(MAIN)) is None:
             if time.monotonic() > deadline:
-                log = log_tail(self.directory.log(ENGINE_CHILD))
+                log = log_tail(self.directory.log(engine_name()))
                 raise ClusterError("the engine does not serve in time", do=f"see the end of its log\n{log}")
             await asyncio.sleep(_READY_POLL_S)
 

@@ -46,6 +46,8 @@ IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emi
 
 BATCH_EVENTS_MAX: Final = 256
 """Events that are matched together."""
+ROLL_QUIET_S: Final = 0.25
+"""A roll is not closed so soon after a client has presented filters: others may be waiting to be heard."""
 
 _EVENT, _CHANGE, _REPLY, _MARK = range(4)
 
@@ -142,6 +144,8 @@ class AccessPoint:
         if known and conversation is not None:
             conversation.next = max(conversation.next, letter.floor)
         for item in letter.items:
+            if type(item) is not Event and self.roll_open:
+                self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
                 conversation = self._open(client, item, letter.floor, now)
                 known = conversation is not None

@@ -46,6 +46,8 @@ SAY_LATE: Final = rule("say_late", "A client that presents its filters too late 
 
 ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversation does not put a filter in force.")
 
+HELLO_DOUBLINGS_MAX: Final = 3
+"""A client that gets no answer asks less and less often: the engine may be busy, and each time it gets all filters."""
 EMITTERS_MAX: Final = 65_536
 """Emitters whose last number a client remembers."""
 
@@ -120,6 +122,8 @@ class EngineClient:
         self._late = False
         """Whether readers are to be told that events were matched without their filters."""
         self._opened_at = 0.0
+        self._unanswered = 0
+        """How often the conversation was opened in a row without an answer."""
         self._said_at = 0.0
         self._filters: dict[int, bytes] = {}
         self._in_force: set[int] = set()
@@ -249,6 +253,7 @@ class EngineClient:
             self.effects.append(NotAdmitted(welcome.refusal))
             return
         self._instance = welcome.instance
+        self._unanswered = 0
         self._roll = max(self._roll, welcome.instance)
         if welcome.late:
             self._was_left_out()
@@ -337,7 +342,8 @@ class EngineClient:
         """Opens the conversation again if the engine does not answer, and shows that this client lives."""
         if not self._conversation or not self._wants_engine:
             return
-        if not self._instance and now - self._opened_at >= self._limits.engine_hello_s:
+        if not self._instance and now - self._opened_at >= self._limits.engine_hello_s * 2**self._unanswered:
+            self._unanswered = min(self._unanswered + 1, HELLO_DOUBLINGS_MAX)
             self._open(now)
         elif self._instance and now - self._said_at >= self._limits.engine_client_grace_s / 4:
             self._outbox.append(Alive())

@@ -94,6 +94,7 @@ class HeadShell:
         self._members: Listening | None = None
         self._own: Listening | None = None
         self._awake = asyncio.Event()
+        self._changed = asyncio.Event()
 
     async def run(self) -> None:
         """Serves until the instance ends, with an error that says why."""
@@ -198,7 +199,10 @@ class HeadShell:
             report = self._make_report(core)
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.put(report_key(self._engine), encode_report(report), fence=self._lease)
-            await asyncio.sleep(REPORT_EVERY_S)
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_EVERY_S):
+                    await self._changed.wait()
 
     def _make_report(self, core: Engine) -> EngineReport:
         status, director = core.status(), self.director
@@ -290,6 +294,7 @@ class HeadShell:
             )
         if director.orders() != before:
             self._say_orders()
+            self._changed.set()
 
     def _read_lanes(self, core: Engine) -> None:
         """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
