@@ -22,7 +22,7 @@ from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.config import Settings
 from shoal.coordination.interface import Coordinator
 from shoal.engine.engine_report import EngineReport
-from shoal.errors import EngineUnavailableError, ConfigError
+from shoal.errors import ConfigError, EngineUnavailableError
 from shoal.extras import require
 from shoal.runtime import PRODUCTION
 
