@@ -20,8 +20,9 @@ from shoal.bus import connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.config import Settings
-from shoal.coordination.interface import Coordinator
-from shoal.engine.engine_report import EngineReport
+from shoal.engine.director import Wanted
+from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
+from shoal.engine.messages import MAIN
 from shoal.errors import ConfigError, EngineUnavailableError
 from shoal.extras import require
 from shoal.runtime import PRODUCTION
@@ -113,11 +114,9 @@ def run_status(args: argparse.Namespace) -> int:
 
 
 async def _show(args: argparse.Namespace) -> int:
-    from shoal.engine.messages import MAIN
-
     url = cluster_url(args.url, args.settings, role="admin")
     async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
-        report = await serving_report(coordinator)
+        report = await read_report(coordinator, MAIN)
     facts = {"engine": MAIN, "serving": report is not None}
     facts |= msgspec.to_builtins(report if report is not None else EngineReport())
     result(
@@ -126,17 +125,6 @@ async def _show(args: argparse.Namespace) -> int:
         "no engine serves: run `shoal up --engine`, or `shoal engine run`" if report is None else _text(report),
     )
     return 0 if report is not None else 1
-
-
-async def serving_report(coordinator: Coordinator) -> EngineReport | None:
-    """What the engine that serves has written down; None if none serves."""
-    from shoal.engine.engine_report import decode_report, lease_name, report_key
-    from shoal.engine.messages import MAIN
-
-    lease = await coordinator.lease_of(lease_name(MAIN))
-    stored = await coordinator.get(report_key(MAIN))
-    report = None if stored is None else decode_report(stored.value)
-    return report if report is not None and lease is not None and lease.token == report.instance else None
 
 
 def _text(report: EngineReport) -> str:
@@ -160,15 +148,11 @@ def run_scale(args: argparse.Namespace) -> int:
 
 
 async def _scale(args: argparse.Namespace) -> int:
-    from shoal.engine.director import Wanted
-    from shoal.engine.engine_report import encode_wanted, wanted_key
-    from shoal.engine.messages import MAIN
-
     matchers, exits = _layers(args.configuration)
     url = cluster_url(args.url, args.settings, role="admin")
     began = time.monotonic()
     async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
-        report = await serving_report(coordinator)
+        report = await read_report(coordinator, MAIN)
         if report is None:
             raise EngineUnavailableError("no engine serves", do="run `shoal up --engine`, or `shoal engine run`")
         _check_members(report, max(matchers, exits), args.without)
@@ -176,7 +160,7 @@ async def _scale(args: argparse.Namespace) -> int:
         await coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
         while True:
             await asyncio.sleep(POLL_S)
-            now = await serving_report(coordinator)
+            now = await read_report(coordinator, MAIN)
             if now is not None:
                 report = now
                 done = now.configuration == args.configuration and not set(args.without) & {*now.matchers, *now.exits}

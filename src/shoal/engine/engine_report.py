@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from shoal.coordination.interface import Coordinator
 from shoal.engine.director import Wanted
 from shoal.errors import ProtocolError
 
@@ -82,3 +83,11 @@ def decode_report(data: bytes) -> EngineReport:
         return _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ProtocolError(f"the report of an engine cannot be read ({error})") from error
+
+
+async def read_report(coordinator: Coordinator, engine: str) -> EngineReport | None:
+    """What the instance that serves has written down; None if none serves."""
+    lease = await coordinator.lease_of(lease_name(engine))
+    stored = await coordinator.get(report_key(engine))
+    report = None if stored is None else decode_report(stored.value)
+    return report if report is not None and lease is not None and lease.token == report.instance else None
