@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.engine.access_point import Change, Emitted
 from shoal.engine.messages import FromEngine, InForce, Refused
+from shoal.engine.seat_groups import SeatGroups, Seats
 from shoal.errors import EventError, FilterError
 from shoal.filters.events import decode_any_event
 from shoal.filters.index.index import Index, Matches
@@ -28,7 +28,7 @@ class Matched(NamedTuple):
     """What an event matched: clients, each with the numbers of its filters."""
 
     emitted: Emitted
-    seats: list[tuple[int, list[int]]]
+    seats: Seats
 
 
 class Rejection(NamedTuple):
@@ -50,6 +50,7 @@ class Matcher:
         self._free: list[int] = []
         self._seat_of = np.zeros(ROWS_FIRST, np.int64)
         self._number_of = np.zeros(ROWS_FIRST, np.int64)
+        self._groups = SeatGroups()
         self._used = 0
         self._filters = 0
 
@@ -157,22 +158,6 @@ class Matcher:
             yield Rejection(each, problems[each.position]) if each.position in problems else next(found)
 
     def _by_seat(self, events: list[Emitted], matches: Matches) -> Iterator[Matched]:
-        seats, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
-        ends = matches.offsets.tolist()
-        for at, emitted in enumerate(events):
-            first, last = ends[at], ends[at + 1]
-            if first == last:
-                yield Matched(emitted, [])
-            elif last == first + 1:
-                yield Matched(emitted, [(int(seats[first]), [int(numbers[first])])])
-            else:
-                yield Matched(emitted, _grouped(seats[first:last], numbers[first:last]))
-
-
-def _grouped(seats: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
-    """Clients with their numbers."""
-    order = np.argsort(seats, kind="stable")
-    ordered = seats[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
-    parts = np.split(numbers[order], begins[1:])
-    return [(client, part.tolist()) for client, part in zip(ordered[begins].tolist(), parts, strict=True)]
+        clients, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
+        seats = self._groups.group(matches.offsets, clients, numbers, len(self._clients))
+        return map(Matched, events, seats)
