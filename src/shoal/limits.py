@@ -406,6 +406,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_roll_s_max: float = 10.0
     """How long it waits at most for those that have begun to present theirs."""
 
+    engine_member_silent_s: float = 1.5
+    """How long a process of an engine may be silent before the engine goes on without it."""
+
+    engine_join_s_max: float = 5.0
+    """How long a new instance of the engine waits for the processes of its matchers and exit points."""
+
+    engine_change_s_max: float = 60.0
+    """How long a change of the number of matchers may take before it is given up."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:

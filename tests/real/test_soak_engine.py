@@ -21,7 +21,7 @@ async def test_the_engine_keeps_its_promises_while_its_processes_are_killed(
     assert facts["events"] > 200
     assert facts["owed"] >= facts["deliveries"] > facts["events"]
     assert facts["kills"] == 2
-    assert facts["exercised"] == {"engine that serves killed": 1, "engine that stands by killed": 1}
+    assert facts["exercised"] == {"process with the access point killed": 1, "other process killed": 1}
     assert 0.0 < facts["recovered_s_max"] < 30.0
 
 

@@ -48,6 +48,7 @@ QUEUE_OPTIONS = {"consumers": (8, 1, 64), "keys": (200, 1, 100_000), "kills": (4
 QUEUE_MOVES_MAX = 1000
 ENGINE_OPTIONS = {"filters": (100_000, 100, 1_000_000), "rate": (2000, 20, 20_000)}
 """Options of `soak engine`: default, least and most."""
+ENGINE_CHANGES_MAX = 1000
 HOSTILE_SERVERS = 2
 HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
@@ -134,6 +135,9 @@ def register(subparsers: Subparsers) -> None:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"engine: {what} (default {default})")
     parser.add_argument("--kill", action="store_true", help="engine: kill processes of the engine in turn")
     parser.add_argument(
+        "--scale", type=int, metavar="N", help="engine: change the number of matchers N times (default 0)"
+    )
+    parser.add_argument(
         "--attack", action="append", metavar="NAME", help="hostile: run only this attack; may be repeated (default all)"
     )
     parser.add_argument("--kill-agents", action="store_true", help="keep killing agents")
@@ -198,7 +202,7 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
 
         engine = _engine_options(args)
         return lambda tell: asyncio.run(run_engine(engine, tell))
-    _refuse(args, (*QUEUE_OPTIONS, *ENGINE_OPTIONS, "kill"))
+    _refuse(args, (*QUEUE_OPTIONS, *ENGINE_OPTIONS, "kill", "scale"))
     if args.attack:
         raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
     args.servers = 4 if args.servers is None else args.servers
@@ -220,7 +224,7 @@ def _seconds(args: argparse.Namespace) -> float:
 def _refuse_others(args: argparse.Namespace, keep: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for options of other soaks; `keep` names those of this one."""
     load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack", *QUEUE_OPTIONS, *ENGINE_OPTIONS)
-    others = (*load, "kill", "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze")
+    others = (*load, "kill", "scale", "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze")
     _refuse(args, [name for name in others if name not in keep])
 
 
@@ -236,7 +240,7 @@ def _hostile_options(args: argparse.Namespace) -> HostileOptions:
     from shoal.lab.soak.attacks import ATTACKS
     from shoal.lab.soak.hostile_round import HostileOptions
 
-    _refuse(args, ("to", "moves", "burst", "kill", "kill_agents", "kill_server", "kill_coordinator"))
+    _refuse(args, ("to", "moves", "burst", "kill", "scale", "kill_agents", "kill_server", "kill_coordinator"))
     _refuse(args, (*QUEUE_OPTIONS, *ENGINE_OPTIONS))
     servers = HOSTILE_SERVERS if args.servers is None else args.servers
     if not 1 <= servers <= SERVERS_MAX:
@@ -267,11 +271,11 @@ def _engine_options(args: argparse.Namespace) -> EngineSoakOptions:
     from shoal.lab.soak.engine_round import SECONDS_MIN as LEAST_S
     from shoal.lab.soak.engine_round import EngineSoakOptions
 
-    _refuse_others(args, keep=("seconds", "kill", *ENGINE_OPTIONS))
+    _refuse_others(args, keep=("seconds", "kill", "scale", *ENGINE_OPTIONS))
     seconds = _checked_seconds(args)
     if args.kill and seconds < LEAST_S:
         raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {LEAST_S:g} with --kill")
-    chosen = _numbers(args, ENGINE_OPTIONS)
+    chosen = _numbers(args, {**ENGINE_OPTIONS, "scale": (0, 0, ENGINE_CHANGES_MAX)})
     return EngineSoakOptions(**chosen, seconds=seconds, seed=args.seed, limits=args.settings.limits, kill=args.kill)
 
 
@@ -488,6 +492,8 @@ def _engine_rows(facts: dict[str, Any]) -> dict[str, str]:
         "owed": f"{facts['owed']:,} pairs of event and filter; {facts['missed']} missing and reported",
         "unmatched": f"{facts['unmatched']}",
         "false alarms": f"{facts['false_alarms']}",
+        "changes": f"{facts['scalings']} of the number of matchers, {facts['given_up']} given up; "
+        f"longest {facts['scaling_seconds_max']} s",
         "recovered": "no kills" if recovered is None else f"after {recovered} s at most, {facts['kills']} kills",
     }
 

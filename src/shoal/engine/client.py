@@ -25,6 +25,7 @@ from shoal.engine.messages import (
     FromEngine,
     InForce,
     Letter,
+    Matched,
     Open,
     Ready,
     Refused,
@@ -133,6 +134,8 @@ class EngineClient:
         self._next = 1
         self._outbox: list[FromClient] = []
         self._delivered: OrderedDict[int, int] = OrderedDict()
+        self._ahead: tuple[tuple[int, int], list[int]] = ((0, 0), [])
+        """Filters that matched the event that comes next, by emitter and number."""
         self.repeats = 0
         """Events that came again and were dropped."""
         self.effects: list[Effect] = []
@@ -227,6 +230,11 @@ class EngineClient:
                 self._was_left_out()
             elif type(item) is Resend:
                 self._resend(item.number)
+            elif type(item) is Matched:
+                place = (item.emitter, item.number)
+                if self._ahead[0] != place:
+                    self._ahead = (place, [])
+                self._ahead[1].extend(item.matched)
             elif type(item) is Rejected:
                 self.effects.append(EventRejected(item.number, item.reason))
 
@@ -280,6 +288,10 @@ class EngineClient:
         self._delivered.move_to_end(delivery.emitter)
         if len(self._delivered) > EMITTERS_MAX:
             self._delivered.popitem(last=False)
+        place, matched = self._ahead
+        if place == (delivery.emitter, delivery.number):
+            self._ahead = ((0, 0), [])
+            delivery.matched.extend(matched)
         wanted = tuple(number for number in delivery.matched if number in self._filters)
         if wanted:
             self.effects.append(Arrived(delivery, wanted))

@@ -1,9 +1,11 @@
-"""A soak of the engine: emitters and readers in processes of their own, while the processes of the engine are killed.
+"""A soak of the engine: emitters and readers in processes of their own, while the engine's processes are killed and the
+number of its matchers changes.
 
-Owns the order of a round, the schedule of kills, and the facts:
+Owns the order of a round, the schedule of kills and changes, and the facts:
 
     prepare   the filters of all readers come into force
-    load      emitters emit, a few filters come and go, processes of the engine are killed and come back
+    load      emitters emit, a few filters come and go, processes of the engine are killed and come back, matchers are
+              added and removed
     quiet     every event is taken, and what was sent arrives
     verdict   the logs of all clients are judged (`engine_checker`)
 """
@@ -15,6 +17,7 @@ import contextlib
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -24,8 +27,10 @@ import msgspec
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.local import LocalCluster
-from shoal.engine.engine_report import lease_name, standby_name
+from shoal.engine.director import Wanted
+from shoal.engine.engine_report import EngineReport, encode_wanted, lease_name, read_report, wanted_key
 from shoal.engine.messages import MAIN
+from shoal.errors import CoordinatorError
 from shoal.lab.air_quality import AirQuality
 from shoal.lab.harness import Go, LoadError, LoadProcess, Ready, Stop
 from shoal.lab.soak.engine_checker import EngineVerdict, judge
@@ -39,6 +44,14 @@ from shoal.runtime import PRODUCTION
 SERVERS: Final = 2
 ENGINES: Final = 2
 """Processes of the engine: one serves, one stands by."""
+SCALED_ENGINES: Final = 4
+"""The same, if the number of matchers changes: one more than there are matchers."""
+MATCHERS: Final = (3, 1, 2, 3, 2, 1)
+"""The numbers of matchers that are wanted, one after the other."""
+CHANGE_S_MAX: Final = 30.0
+"""How long a change of the number of matchers may take, kills included."""
+CHANGE_PAUSE_S: Final = 0.5
+"""Time between two changes."""
 EMITTERS: Final = 2
 READERS: Final = 6
 KILL_EVERY_S: Final = 6.0
@@ -59,7 +72,8 @@ COORDINATOR_S_MAX: Final = 5.0
 POLL_S: Final = 0.1
 STILL_S: Final = 1.5
 """Everything has arrived when nothing has come for this long."""
-SERVING, STANDBY = "engine that serves killed", "engine that stands by killed"
+SERVING, STANDBY = "process with the access point killed", "other process killed"
+ADDED, REMOVED = "matchers added", "matchers removed"
 
 
 class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,16 +85,26 @@ class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     limits: Limits
     kill: bool = True
+    scale: int = 0
+    """Changes of the number of matchers."""
+
+    @property
+    def engines(self) -> int:
+        """Processes of the engine."""
+        return SCALED_ENGINES if self.scale else ENGINES
 
 
 class EngineOutcome(BaseOutcome):
     """The verdict and the counts."""
 
     def __init__(self, options: EngineSoakOptions) -> None:
-        super().__init__("engine", [SERVING, STANDBY] if options.kill else [])
+        kills = [SERVING, STANDBY] if options.kill else []
+        super().__init__("engine", [*kills, *([ADDED, REMOVED] if options.scale else [])])
         self.verdict = EngineVerdict()
-        self.given_up = 0
-        """Scalings that were given up."""
+        self.given_up: dict[int, dict[str, int]] = {}
+        """By instance: changes that were given up, with the reason."""
+        self.scaling_s: list[float] = []
+        """How long each change took that one instance carried out."""
 
     @property
     def moves(self) -> int:
@@ -122,8 +146,18 @@ class EngineOutcome(BaseOutcome):
             "false_alarms": verdict.false_alarms,
             "recovered_s_max": max(recovered, default=None),
             "recovered_s": recovered,
-            "given_up": self.given_up,
+            "scalings": self.exercised[ADDED] + self.exercised[REMOVED] if ADDED in self.exercised else 0,
+            "scaling_seconds_max": max(self.scaling_s, default=None),
+            "given_up": sum(count for reasons in self.given_up.values() for count in reasons.values()),
+            "given_up_because": self._reasons(),
         }
+
+    def _reasons(self) -> dict[str, int]:
+        """Why changes were given up."""
+        counts: Counter[str] = Counter()
+        for reasons in self.given_up.values():
+            counts.update(reasons)
+        return dict(counts)
 
 
 class Client:
@@ -166,7 +200,7 @@ class EngineRound:
             SERVERS, self._directory / "cluster", limits=self._options.limits, timing=timing, tls=False, engine=True
         )
         async with cluster, contextlib.AsyncExitStack() as stack:
-            for number in range(2, ENGINES + 1):
+            for number in range(2, self._options.engines + 1):
                 await cluster.fleet.start_engine(number)
             coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX)
             await stack.enter_async_context(coordinator)
@@ -207,6 +241,16 @@ class EngineRound:
         self._began = time.monotonic()
         for client in self._clients:
             client.process.send(Go())
+        async with asyncio.TaskGroup() as group:
+            scaling = group.create_task(self._scale_all())
+            await self._kill_all(cluster)
+            await self._until(lambda: self._load_s >= self._options.seconds and scaling.done(), self._seconds_max)
+
+    @property
+    def _seconds_max(self) -> float:
+        return self._options.seconds + self._options.scale * CHANGE_S_MAX
+
+    async def _kill_all(self, cluster: LocalCluster) -> None:
         due = KILL_FIRST_S
         number = 0
         while self._options.kill and due < self._options.seconds - KILLS_END_S:
@@ -214,17 +258,48 @@ class EngineRound:
             await self._engines_are_back()
             await self._kill(cluster, number // 2)  # each twice: serving first, then standing by
             number, due = number + 1, max(due + KILL_EVERY_S, self._load_s + KILL_PAUSE_S)
-        await self._until(lambda: self._load_s >= self._options.seconds, self._options.seconds)
+
+    async def _scale_all(self) -> None:
+        """Wants now more, now fewer matchers."""
+        for number in range(self._options.scale):
+            await self._scale(MATCHERS[number % len(MATCHERS)])
+            await asyncio.sleep(CHANGE_PAUSE_S)
+
+    async def _scale(self, matchers: int) -> None:
+        """Changes the number of matchers, and waits until it is done."""
+        before = await self._report()
+        await self._coordinator.put(wanted_key(MAIN), encode_wanted(Wanted(matchers)))
+        deadline = time.monotonic() + CHANGE_S_MAX
+        while True:
+            await asyncio.sleep(POLL_S)
+            report = await self._report()
+            if report is not None and len(report.matchers) == matchers and report.phase == "idle":
+                break
+            if time.monotonic() > deadline:
+                now = "no engine serves" if report is None else f"there are {len(report.matchers)}"
+                self._outcome.problem(f"stuck: {matchers} matchers are wanted, and after {CHANGE_S_MAX:g} s {now}")
+                return
+        if before is not None and before.instance == report.instance:
+            self._outcome.scaling_s.append(round(report.last_change_s, 3))
+        more = before is None or matchers > len(before.matchers)
+        self._outcome.exercised[ADDED if more else REMOVED] += 1
+
+    async def _report(self) -> EngineReport | None:
+        """What the instance that serves has written down; None if none serves."""
+        with contextlib.suppress(CoordinatorError):
+            report = await read_report(self._coordinator, MAIN)
+            if report is not None:
+                self._outcome.given_up[report.instance] = report.given_up
+            return report
+        return None
 
     async def _engines_are_back(self) -> None:
         """Waits until an engine serves and the others stand by. Otherwise the time that a process takes to start would
         be measured."""
         deadline = time.monotonic() + BACK_S_MAX
         while True:
-            serving = await self._coordinator.lease_of(lease_name(MAIN))
-            waiting = await self._coordinator.leases(standby_name(MAIN))
-            others = [one for one in waiting.values() if serving is not None and one.holder != serving.holder]
-            if serving is not None and len(others) >= ENGINES - 1:
+            report = await self._report()
+            if report is not None and len(report.members) >= self._options.engines:
                 return
             if time.monotonic() > deadline:
                 raise LoadError(f"the engines are not back after {BACK_S_MAX:g} s")
