@@ -6,14 +6,13 @@ the client's own numbers. The table keeps the filters in their wire form too, be
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from shoal.engine.messages import Event, Refused
+from shoal.engine.seat_groups import SeatGroups, Seats
 from shoal.errors import EventError, FilterError
 from shoal.filters.events import decode_any_event
 from shoal.filters.index.index import Index, Matches
@@ -21,9 +20,6 @@ from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
 
 ROWS_FIRST: Final = 1024
-
-Seats = list[tuple[int, list[int]]]
-"""Clients, each with the numbers of its filters."""
 
 
 class Row(NamedTuple):
@@ -47,6 +43,7 @@ class SubscriptionTable:
         """By id."""
         self._seat_of = np.zeros(ROWS_FIRST, np.int64)
         self._number_of = np.zeros(ROWS_FIRST, np.int64)
+        self._groups = SeatGroups()
         self._filters = 0
 
     def __len__(self) -> int:
@@ -170,21 +167,5 @@ class SubscriptionTable:
         return found
 
     def _by_seat(self, matches: Matches) -> Iterable[Seats]:
-        seats, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
-        ends = matches.offsets.tolist()
-        for first, last in itertools.pairwise(ends):
-            if first == last:
-                yield []
-            elif last == first + 1:
-                yield [(int(seats[first]), [int(numbers[first])])]
-            else:
-                yield _grouped(seats[first:last], numbers[first:last])
-
-
-def _grouped(seats: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> Seats:
-    """Clients with their numbers."""
-    order = np.argsort(seats, kind="stable")
-    ordered = seats[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
-    parts = np.split(numbers[order], begins[1:])
-    return [(client, part.tolist()) for client, part in zip(ordered[begins].tolist(), parts, strict=True)]
+        clients, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
+        return self._groups.group(matches.offsets, clients, numbers, len(self._clients))
