@@ -31,10 +31,10 @@ from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, lease_name, read_report, wanted_key
 from shoal.engine.messages import MAIN
 from shoal.errors import CoordinatorError
-from shoal.lab.air_quality import AirQuality
+from shoal.lab.air_quality import PER_CELL, AirQuality
 from shoal.lab.harness import Go, LoadError, LoadProcess, Ready, Stop
 from shoal.lab.soak.engine_checker import EngineVerdict, judge
-from shoal.lab.soak.engine_orders import REPORTS, EngineClientStatus, StartEmitter, StartReader, read_log
+from shoal.lab.soak.engine_orders import REPORTS, EngineClientStatus, Line, StartEmitter, StartReader, read_log
 from shoal.lab.soak.outcome import BaseOutcome
 from shoal.lab.soak.rounds import RoundProgress, Tell
 from shoal.lab.soak.run import RESTART_PAUSE_S_MAX, round_directory
@@ -87,6 +87,17 @@ class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = True
     scale: int = 0
     """Changes of the number of matchers."""
+
+    changes_per_s: float = 24.0
+    """Filters that come, and filters that go."""
+    per_cell: int = PER_CELL
+    emitters: int = EMITTERS
+    readers: int = READERS
+
+    @property
+    def city(self) -> AirQuality:
+        """The load."""
+        return AirQuality(self.filters, self.seed, self.per_cell)
 
     @property
     def engines(self) -> int:
@@ -182,9 +193,11 @@ class EngineRound:
         self._directory = directory
         self._outcome = outcome
         self._tell = tell
-        self._emitters = [Client(f"emitter-{number}", directory) for number in range(EMITTERS)]
-        self._readers = [Client(f"reader-{number}", directory) for number in range(READERS)]
+        self._emitters = [Client(f"emitter-{number}", directory) for number in range(options.emitters)]
+        self._readers = [Client(f"reader-{number}", directory) for number in range(options.readers)]
         self._kills: list[float] = []
+        self.lines: list[Line] = []
+        """What all clients have logged, after the round."""
         self._phase = "starting the cluster"
         self._began = time.monotonic()
 
@@ -212,9 +225,8 @@ class EngineRound:
             await self._quiet()
         self._phase = "checking"
         self._show()
-        lines = [line for client in self._clients for line in read_log(client.log)]
-        city = AirQuality(self._options.filters, self._options.seed)
-        self._outcome.judge(await asyncio.to_thread(judge, lines, city, self._kills))
+        self.lines = [line for client in self._clients for line in read_log(client.log)]
+        self._outcome.judge(await asyncio.to_thread(judge, self.lines, self._options.city, self._kills))
 
     def _keep_logs(self, cluster: LocalCluster) -> None:
         """The logs of the engine stay with the round's; the cluster removes its directory."""
@@ -228,11 +240,12 @@ class EngineRound:
         for client in self._clients:
             await stack.enter_async_context(client.process)
         for client in self._emitters:
-            rate = options.rate / EMITTERS
-            client.process.send(StartEmitter(url, client.name, str(client.log), options.filters, options.seed, rate))
+            rate = options.rate / len(self._emitters)
+            client.process.send(StartEmitter(url, client.name, str(client.log), options.city, rate))
         for number, client in enumerate(self._readers):
+            adds_per_s = options.changes_per_s / 2 / len(self._readers)
             client.process.send(
-                StartReader(url, client.name, str(client.log), options.filters, options.seed, number, READERS)
+                StartReader(url, client.name, str(client.log), options.city, number, len(self._readers), adds_per_s)
             )
         await asyncio.gather(*(client.process.answer(Ready, READY_S_MAX) for client in self._clients))
 

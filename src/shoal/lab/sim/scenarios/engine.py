@@ -480,9 +480,9 @@ class EngineRun(ChannelScenario):
     def _check_growth(self, verdict: Verdict) -> None:
         """No matcher has filters that their client has removed."""
         held: Counter[int] = Counter()
-        for shell in self.engines.values():
-            table = shell.table
-            held.update(row.client for id in (table.ids if table is not None else ()) if (row := table.row(id)))
+        for table in [shell.table for shell in self.engines.values()]:
+            if table is not None:
+                held.update(row.client for row in map(table.row, table.ids) if row is not None)
         for app in self.apps:
             counts = app.bus.matching if app.started else None
             if counts is not None and held[app.bus.client_id] > counts.filters:
