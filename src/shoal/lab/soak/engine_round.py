@@ -70,6 +70,7 @@ QUIET_S_MAX: Final = 60.0
 BACK_S_MAX: Final = 60.0
 COORDINATOR_S_MAX: Final = 5.0
 POLL_S: Final = 0.1
+REPORT_POLL_S: Final = 0.02
 STILL_S: Final = 1.5
 """Everything has arrived when nothing has come for this long."""
 SERVING, STANDBY = "process with the access point killed", "other process killed"
@@ -195,6 +196,8 @@ class EngineRound:
         self._tell = tell
         self._emitters = [Client(f"emitter-{number}", directory) for number in range(options.emitters)]
         self._readers = [Client(f"reader-{number}", directory) for number in range(options.readers)]
+        self.engines = options.engines
+        """Processes of the engine."""
         self._kills: list[float] = []
         self.lines: list[Line] = []
         """What all clients have logged, after the round."""
@@ -213,7 +216,7 @@ class EngineRound:
             SERVERS, self._directory / "cluster", limits=self._options.limits, timing=timing, tls=False, engine=True
         )
         async with cluster, contextlib.AsyncExitStack() as stack:
-            for number in range(2, self._options.engines + 1):
+            for number in range(2, self.engines + 1):
                 await cluster.fleet.start_engine(number)
             coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX)
             await stack.enter_async_context(coordinator)
@@ -251,13 +254,16 @@ class EngineRound:
 
     async def _load(self, cluster: LocalCluster) -> None:
         self._phase = "load"
-        self._began = time.monotonic()
-        for client in self._clients:
-            client.process.send(Go())
+        self._start_load()
         async with asyncio.TaskGroup() as group:
             scaling = group.create_task(self._scale_all())
             await self._kill_all(cluster)
             await self._until(lambda: self._load_s >= self._options.seconds and scaling.done(), self._seconds_max)
+
+    def _start_load(self) -> None:
+        self._began = time.monotonic()
+        for client in self._clients:
+            client.process.send(Go())
 
     @property
     def _seconds_max(self) -> float:
@@ -284,7 +290,7 @@ class EngineRound:
         await self._coordinator.put(wanted_key(MAIN), encode_wanted(Wanted(matchers)))
         deadline = time.monotonic() + CHANGE_S_MAX
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(REPORT_POLL_S)
             report = await self._report()
             if report is not None and len(report.matchers) == matchers and report.phase == "idle":
                 break
@@ -312,7 +318,7 @@ class EngineRound:
         deadline = time.monotonic() + BACK_S_MAX
         while True:
             report = await self._report()
-            if report is not None and len(report.members) >= self._options.engines:
+            if report is not None and len(report.members) >= self.engines:
                 return
             if time.monotonic() > deadline:
                 raise LoadError(f"the engines are not back after {BACK_S_MAX:g} s")
