@@ -211,6 +211,7 @@ class Matcher:
 
     def _look_whether_ready(self) -> None:
         if self._next is not None and not self._receiving:
+            self.table.settle()
             self.ready = self._next.number
             self._ended, self._renewed = set(), set()
 

@@ -20,6 +20,8 @@ from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
 
 ROWS_FIRST: Final = 1024
+NO_ATTRIBUTES: Final = b"\x80"
+"""An event without attributes."""
 
 
 class Row(NamedTuple):
@@ -140,6 +142,11 @@ class SubscriptionTable:
         del self._free[-len(new) :]
         self._filters += len(ids)
         own.update(zip(numbers, ids, strict=True))
+
+    def settle(self) -> None:
+        """Does now what the first match after many changes would do."""
+        self._index.settle()
+        self._index.match_many(wire_table([NO_ATTRIBUTES]))
 
     # Matching
 
