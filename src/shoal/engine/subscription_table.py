@@ -19,7 +19,7 @@ from shoal.filters.index.index import Index, Matches
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
 
-ROWS_FIRST: Final = 1024
+ROWS_FIRST: Final = 16
 NO_ATTRIBUTES: Final = b"\x80"
 """An event without attributes."""
 
@@ -126,7 +126,7 @@ class SubscriptionTable:
     def _insert_all(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> None:
         if len(self._free) < len(new):
             used = len(self._wires)
-            more = max(ROWS_FIRST, len(new))
+            more = max(ROWS_FIRST, len(new), used // 8)
             self._free += range(used + more - 1, used - 1, -1)
             self._wires += [None] * more
             if used + more > len(self._seat_of):

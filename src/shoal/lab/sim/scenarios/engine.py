@@ -50,7 +50,7 @@ RETRY_S: Final = 0.3
 LIMITS: Final[dict[str, Any]] = {
     "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
     "engine_letter_bytes_max": 600, "engine_lease_s": 1.0, "engine_member_silent_s": 0.7, "engine_roll_s": 0.4,
-    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0,
+    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
 }  # fmt: skip
 """Small limits, so that they are met."""
 ENGINE_DIES_S: Final = 6.0
