@@ -23,7 +23,6 @@ from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
 CHANGE_TO_BOTH: Final = rule("change_to_both", "While the configuration changes, a filter goes to both its matchers.")
-REMOVED_STAYS: Final = rule("removed_stays", "A filter that ended while the state is sent does not come back with it.")
 
 FOUND_BYTES: Final = 16
 NUMBER_BYTES: Final = 5
@@ -200,8 +199,7 @@ class Matcher:
     def _insert(self, state: State) -> None:
         by_client: dict[int, list[tuple[int, bytes]]] = {}
         for client, number, wire in state.rows:
-            gone = client in self._renewed or (client, number) in self._ended
-            if not gone or REMOVED_STAYS not in self._rules:
+            if client not in self._renewed and (client, number) not in self._ended:
                 by_client.setdefault(client, []).append((number, wire))
         for client, filters in by_client.items():
             if self.table.insert(client, filters):

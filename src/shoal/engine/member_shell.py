@@ -37,10 +37,8 @@ from shoal.errors import ProtocolError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.message import Gap, Message
-from shoal.rules import ALL_RULES, Rules, rule
+from shoal.rules import ALL_RULES, Rules
 from shoal.runtime import TIMER_GRAIN_S
-
-FENCE_INSTANCES: Final = rule("fence_instances", "A process ignores what belongs to another instance of the engine.")
 
 STATUS_EVERY_S: Final = 0.2
 """How often a process shows that it lives."""
@@ -212,7 +210,7 @@ class MemberShell:
                 except ProtocolError as error:
                     _log.warning("message ignored", engine=self._engine, why=str(error))
                     continue
-                if message.instance == operators.instance or FENCE_INSTANCES not in self._rules:
+                if message.instance == operators.instance:
                     yield message
 
     async def _show(self) -> None:

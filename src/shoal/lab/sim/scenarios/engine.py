@@ -37,8 +37,8 @@ from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
     *("roll_first", "settle_last", "in_number", "keep_until_taken", "dedupe_emitter", "present_all", "say_late"),
-    *("lease_checked", "answer_in_time", "change_to_both", "removed_stays", "ready_first", "parts_of_its_time"),
-    *("in_order", "one_copy", "fence_instances"),
+    *("lease_checked", "answer_in_time", "change_to_both", "ready_first", "parts_of_its_time"),
+    *("in_order", "one_copy"),
 )
 """The rules that this scenario tests."""
 ENGINES: Final = 4
