@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.command import run_command, run_json_command, start_process
 
 import shoal
+import shoal.errors
 from shoal.cluster.local import LocalCluster
 from shoal.filters.index.warm_up import warm_up
+from shoal.limits import DEFAULT_LIMITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 WAIT_S = 120.0
@@ -72,3 +75,23 @@ async def test_without_an_engine_status_says_what_to_do(tmp_path: Path, capsys: 
         status, out, _ = await run_command(capsys, "engine", "status", "--state-dir", str(state))
         assert status == 1
         assert "shoal up --engine" in out
+
+
+async def test_the_first_match_starts_the_engine() -> None:
+    async with LocalCluster(2, engine_when_asked=True) as cluster:
+        async with shoal.connect(cluster.url) as bus, bus.subscribe("a") as messages:
+            await bus.publish("a", b"x", confirm=True)
+            await messages.get(WAIT_S)
+            await asyncio.sleep(1.5)  # long enough to see a client that waits
+            assert [child.name for child in cluster.status().processes if child.kind == "engine"] == []
+            async with bus.match("a > 0") as events:
+                await bus.emit({"a": 1}, confirm=True)
+                assert not isinstance(await events.get(WAIT_S), shoal.Gap)
+        assert [child.name for child in cluster.status().processes if child.kind == "engine"] == ["engine-main-1"]
+
+
+async def test_a_cluster_without_an_engine_says_so() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=2.0)
+    async with LocalCluster(1) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
+        with pytest.raises(shoal.errors.EngineUnavailableError, match="--no-engine"):
+            await bus.match("a > 0").open()

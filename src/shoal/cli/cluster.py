@@ -63,7 +63,11 @@ def register(subparsers: Subparsers) -> None:
         metavar="N",
         help="number of stores at first; one is started when the first queue needs it (default 0)",
     )
-    parser.add_argument("--engine", action="store_true", help="also run an engine, for `emit` and `match`")
+    engine = parser.add_mutually_exclusive_group()
+    engine.add_argument(
+        "--engine", action="store_true", help="run an engine at once; otherwise the first `emit` or `match` starts it"
+    )
+    engine.add_argument("--no-engine", action="store_true", help="run no engine: `emit` and `match` fail")
     parser.add_argument(
         "--balancers",
         type=int,
@@ -147,7 +151,7 @@ def run_up(args: argparse.Namespace) -> int:
     if not 0 <= args.stores <= _STORES_MAX:
         raise ConfigError(f"--stores is {args.stores}", do=f"give a number from 0 to {_STORES_MAX}")
     flags = [*_balancer_flags(args, servers), "--stores", str(args.stores)]
-    flags += ["--engine"] if args.engine else []
+    flags += ["--engine"] if args.engine else ["--no-engine"] if args.no_engine else []
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
     ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
