@@ -95,3 +95,16 @@ async def test_a_cluster_without_an_engine_says_so() -> None:
     async with LocalCluster(1) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
         with pytest.raises(shoal.errors.EngineUnavailableError, match="--no-engine"):
             await bus.match("a > 0").open()
+
+
+async def test_the_city_of_the_example_measures_and_alerts() -> None:
+    async with LocalCluster(1, engine=True) as cluster:
+        example = Path(__file__).parents[2] / "examples" / "air_quality.py"
+        words = ["--headless", "--seconds", "1", "--residents", "4", "--stations", "5", "--url", cluster.url]
+        ran = await asyncio.to_thread(
+            subprocess.run, [sys.executable, example, *words], capture_output=True, text=True, timeout=WAIT_S
+        )
+    assert ran.stderr == ""
+    found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)
+    assert found is not None
+    assert int(found[1]) > 0 < int(found[2])
