@@ -47,6 +47,18 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert matching.stderr is not None
         assert b"matching" in await matching.stderr.readline()
         _, before = await run_json_command(capsys, "engine", "status", *where)
+        async with asyncio.timeout(WAIT_S):  # the report is a second old at most
+            engine = None
+            while engine is None or engine["filters"] < 2:
+                _, facts = await run_json_command(capsys, "status", *where)
+                engine = facts["engine"]
+        assert (engine["clients"], engine["instance"], engine["in_flight"]) == (1, before["instance"], 0)
+        _, facts = await run_json_command(capsys, "top", "--once", *where)
+        assert facts["engine"]["filters"] == 2
+        _, text, _ = await run_command(capsys, "status", *where)
+        assert f"engine 1-1-1, instance {before['instance']}: 1 client, 2 filters, 0 events/s, 0 in flight" in text
+        _, facts = await run_json_command(capsys, "doctor", *where)
+        assert any("an engine runs" in finding["text"] for finding in facts["findings"])
         await cluster.kill("engine-main-1")
         async with asyncio.timeout(WAIT_S):  # the process starts again; a busy machine takes a while
             after = before
@@ -102,7 +114,7 @@ async def test_the_city_of_the_example_measures_and_alerts() -> None:
         example = Path(__file__).parents[2] / "examples" / "air_quality.py"
         words = ["--headless", "--seconds", "1", "--residents", "4", "--stations", "5", "--url", cluster.url]
         ran = await asyncio.to_thread(
-            subprocess.run, [sys.executable, example, *words], capture_output=True, text=True, timeout=WAIT_S
+            subprocess.run, [sys.executable, str(example), *words], capture_output=True, text=True, timeout=WAIT_S
         )
     assert ran.stderr == ""
     found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, age_text, colour_wanted, note, plural, result, short_count, shown
+from shoal.cli.output import (
+    Subparsers,
+    add_command,
+    age_text,
+    colour_wanted,
+    engine_line,
+    note,
+    plural,
+    result,
+    short_count,
+    shown,
+)
 from shoal.cli.users import secret_text
 from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
@@ -339,6 +350,8 @@ def _report_lines(report: ClusterReport, ready: bool) -> list[str]:
         row += f"{measured.connections:>8}{measured.channels:>7}{measured.messages_per_s:>8.0f}"
         lines.append(f"{row}{measured.bytes_out_per_s / 1000:>8.1f}{measured.load_ratio:>6.0%}")
     lines += _queue_lines(report)
+    if report.engine is not None:
+        lines += ["", engine_line(report.engine)]
     if report.outside:
         lines.append(f"not in the ring: {', '.join(f'{name} ({state})' for name, state in report.outside.items())}")
     return lines
