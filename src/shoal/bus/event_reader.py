@@ -72,6 +72,8 @@ class MatchingStatistics(msgspec.Struct, frozen=True):
     """Events that came again after an engine began again, and were dropped."""
     unread: int
     """Messages of the engine that wait, because a reader is full."""
+    filters: int = 0
+    """Filters of all readers."""
 
 
 class Matching:
@@ -294,7 +296,7 @@ class BusMatching:
     def statistics(self) -> MatchingStatistics:
         """The present counts."""
         unread = self._seat.waiting if self._seat is not None else 0
-        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread)
+        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread, self._core.filters)
 
     async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> int:
         """Emit an event; see `Bus.emit`."""

@@ -148,6 +148,11 @@ class EngineClient:
         return len(self._untaken)
 
     @property
+    def filters(self) -> int:
+        """Filters that this client has."""
+        return len(self._filters)
+
+    @property
     def has_room(self) -> bool:
         """Whether another event can be emitted."""
         limits = self._limits

@@ -35,7 +35,7 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
-from shoal.engine.member_shell import STATUS_EVERY_S, forget
+from shoal.engine.member_shell import FENCE_INSTANCES, STATUS_EVERY_S, forget
 from shoal.engine.messages import LANES, call_channel, decode_letter, lane_channel
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ConnectError, CoordinatorError, ProtocolError
@@ -344,5 +344,5 @@ class HeadShell:
             elif isinstance(item, Message):
                 with contextlib.suppress(ProtocolError):
                     told = decode_to_member(item.payload)
-                    if told.instance == core.instance:
+                    if told.instance == core.instance or FENCE_INSTANCES not in self._rules:
                         core.operators.received(told)

@@ -25,8 +25,6 @@ from shoal.rules import ALL_RULES, Rules, rule
 CHANGE_TO_BOTH: Final = rule("change_to_both", "While the configuration changes, a filter goes to both its matchers.")
 REMOVED_STAYS: Final = rule("removed_stays", "A filter that ended while the state is sent does not come back with it.")
 
-SLICE: Final = 1000
-"""Filters that are looked at in one turn, when the configuration changes."""
 FOUND_BYTES: Final = 16
 NUMBER_BYTES: Final = 5
 NUMBERS_MAX: Final = 4096
@@ -174,7 +172,10 @@ class Matcher:
             self._ended, self._renewed = set(), set()
             self._receiving = set(self._configuration.matchers) - {self._name}
             if self._speaks:
-                self._sending = StateSender(self._name, self._instance, self.table, self._configuration, self._next)
+                self._sending = StateSender(
+                    *(self._name, self._instance, self.table, self._configuration, self._next),
+                    self._limits.engine_slice_filters_max,
+                )
             early, self._early = self._early, []
             for state in early:
                 self._insert(state)
@@ -211,6 +212,8 @@ class Matcher:
 
     def _look_whether_ready(self) -> None:
         if self._next is not None and not self._receiving:
+            if not self._speaks:  # one that matches events must not pause
+                self.table.settle()
             self.ready = self._next.number
             self._ended, self._renewed = set(), set()
 
@@ -222,8 +225,9 @@ class Matcher:
             self.out += self._sending.send()
 
     def _trim(self, ids: Iterator[int]) -> None:
-        part = list(itertools.islice(ids, SLICE))
-        if len(part) < SLICE:
+        count = self._limits.engine_slice_filters_max
+        part = list(itertools.islice(ids, count))
+        if len(part) < count:
             self._trimming = None
         foreign: dict[int, list[int]] = {}
         for row in map(self.table.row, part):
@@ -238,13 +242,20 @@ class StateSender:
     way to each."""
 
     def __init__(
-        self, name: str, instance: int, table: SubscriptionTable, current: Configuration, following: Configuration
+        self,
+        name: str,
+        instance: int,
+        table: SubscriptionTable,
+        current: Configuration,
+        following: Configuration,
+        slice_filters: int,
     ) -> None:
         self._name = name
         self._instance = instance
         self._table = table
         self._current = current
         self._following = following
+        self._slice = slice_filters
         self._ids = iter(table.ids)
         self._looked_at_all = False
         self._rows: dict[str, list[Row]] = {other: [] for other in following.matchers if other != name}
@@ -291,8 +302,8 @@ class StateSender:
 
     def _look(self) -> None:
         """Looks at the next filters. One that came after the mark has been told to both matchers, and does no harm."""
-        part = list(itertools.islice(self._ids, SLICE))
-        self._looked_at_all = len(part) < SLICE
+        part = list(itertools.islice(self._ids, self._slice))
+        self._looked_at_all = len(part) < self._slice
         for row in map(self._table.row, part):
             if row is not None and self._current.owner(row.wire) == self._name:
                 owner = self._following.owner(row.wire)

@@ -16,7 +16,9 @@ from shoal.engine.engine import EngineStatus
 from shoal.engine.engine_report import lease_name
 from shoal.engine.head_shell import RENEWALS, HeadShell
 from shoal.engine.member_shell import MemberShell
+from shoal.engine.operators import Operators
 from shoal.engine.outbox import Wire
+from shoal.engine.subscription_table import SubscriptionTable
 from shoal.errors import CoordinatorError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
@@ -54,6 +56,24 @@ class EngineShell:
     def status(self) -> EngineStatus | None:
         """The counts of the instance that serves here; None if none does."""
         return None if self.head is None or self.head.core is None else self.head.core.status()
+
+    @property
+    def operators(self) -> Operators | None:
+        """The operators that run here."""
+        if self.head is not None:
+            return None if self.head.core is None else self.head.core.operators
+        return self.member.operators
+
+    @property
+    def table(self) -> SubscriptionTable | None:
+        """The filters of the matcher that runs here."""
+        operators = self.operators
+        return None if operators is None or operators.matcher is None else operators.matcher.table
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether filters are being sent or dropped."""
+        return self.operators is not None and self.operators.is_busy
 
     def abandon_lease(self) -> None:
         """The end of `run` does not release the lease, as if the process had been killed. For tests."""

@@ -19,7 +19,9 @@ from shoal.filters.index.index import Index, Matches
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
 
-ROWS_FIRST: Final = 1024
+ROWS_FIRST: Final = 16
+NO_ATTRIBUTES: Final = b"\x80"
+"""An event without attributes."""
 
 
 class Row(NamedTuple):
@@ -124,7 +126,7 @@ class SubscriptionTable:
     def _insert_all(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> None:
         if len(self._free) < len(new):
             used = len(self._wires)
-            more = max(ROWS_FIRST, len(new))
+            more = max(ROWS_FIRST, len(new), used // 8)
             self._free += range(used + more - 1, used - 1, -1)
             self._wires += [None] * more
             if used + more > len(self._seat_of):
@@ -140,6 +142,11 @@ class SubscriptionTable:
         del self._free[-len(new) :]
         self._filters += len(ids)
         own.update(zip(numbers, ids, strict=True))
+
+    def settle(self) -> None:
+        """Does now what the first match after many changes would do."""
+        self._index.settle()
+        self._index.match_many(wire_table([NO_ATTRIBUTES]))
 
     # Matching
 

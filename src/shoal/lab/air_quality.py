@@ -1,7 +1,7 @@
 """The load of a city that measures its air: stations, pollutants, and residents with thresholds.
 
 Owns filters and events by number, and which filter wants which event. That is decided here by plain comparisons, so
-checkers can use it to judge the index. Each event matches 1 to `PER_CELL` of the first `filters` filters.
+checkers can use it to judge the index. Each event matches 1 to `per_cell` of the first `filters` filters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import msgspec
 
 POLLUTANTS: Final = ("NO2", "O3", "PM10", "PM2.5", "SO2")
 PER_CELL: Final = 10
-"""Filters for one pollutant at one station."""
 VALUE_MAX: Final = 1000
 """Values are tenths from 0.1 to 100.0; here in tenths."""
 
@@ -27,11 +26,13 @@ class AirQuality(msgspec.Struct, frozen=True):
 
     filters: int
     seed: int = 1
+    per_cell: int = PER_CELL
+    """Filters for one pollutant at one station."""
 
     @property
     def cells(self) -> int:
         """Pairs of station and pollutant."""
-        return max(self.filters // PER_CELL, 1)
+        return max(self.filters // self.per_cell, 1)
 
     def cell_of(self, number: int) -> int:
         """The cell that a filter is about."""

@@ -16,9 +16,10 @@ from typing import Final
 
 import shoal
 from shoal.bus.event_reader import Matching
-from shoal.lab.air_quality import AirQuality, attributes
+from shoal.lab.air_quality import attributes
 from shoal.lab.harness import Go, Parent, Ready, Stop, run_worker
 from shoal.lab.soak.engine_orders import (
+    ASKED,
     DELIVERED,
     EMITTED,
     GAP,
@@ -37,10 +38,10 @@ from shoal.message import Gap
 TELL_S: Final = 0.2
 BEAT_S: Final = 0.005
 """How often an emitter emits what is due."""
-CHANGE_S: Final = 0.5
-"""How often a reader adds a filter."""
-HELD_MAX: Final = 20
-"""Filters that come and go: how many a reader has at a time. Each lives for `CHANGE_S * HELD_MAX` seconds or more."""
+CHANGE_S_MIN: Final = 0.02
+"""How often filters come and go at most. More of them come together."""
+HELD_S: Final = 10.0
+"""How long a filter that comes and goes lives."""
 ADD_MANY: Final = 5000
 
 
@@ -50,7 +51,7 @@ class Emitter:
     def __init__(self, start: StartEmitter, bus: shoal.Bus) -> None:
         self._start = start
         self._bus = bus
-        self._city = AirQuality(start.filters, start.seed)
+        self._city = start.city
         self._log = ClientLog(Path(start.log), start.name)
         self.count = 0
         self.stopping = False
@@ -82,7 +83,7 @@ class Reader:
     def __init__(self, start: StartReader, bus: shoal.Bus) -> None:
         self._start = start
         self._bus = bus
-        self._city = AirQuality(start.filters, start.seed)
+        self._city = start.city
         self._log = ClientLog(Path(start.log), start.name)
         self._events: Matching
         self._reading: asyncio.Task[None]
@@ -94,11 +95,12 @@ class Reader:
         self._events = await self._bus.match().open()
         self._reading = asyncio.create_task(self._read())
         city, start = self._city, self._start
-        mine = (one for one in range(start.filters) if owner_of(one, city.cell_of(one), start.readers) == start.number)
+        mine = (one for one in range(city.filters) if owner_of(one, city.cell_of(one), start.readers) == start.number)
         while some := [*itertools.islice(mine, ADD_MANY)]:
             await self._add(some)
 
     async def _add(self, numbers: list[int]) -> None:
+        self._log.write(ASKED, monotonic(), "-", numbers[0])
         await self._events.add_many({str(number): self._city.filter_text(number) for number in numbers})
         now = monotonic()
         for number in numbers:
@@ -107,17 +109,23 @@ class Reader:
     async def run(self) -> None:
         """Adds and removes filters, until it is told to stop."""
         start = self._start
-        others = itertools.count(start.filters + start.number, start.readers)
+        others = itertools.count(self._city.filters + start.number, start.readers)
         held: deque[int] = deque()
+        at_once = max(1, round(start.adds_per_s * CHANGE_S_MIN))
+        held_max = round(start.adds_per_s * HELD_S)
+        due = monotonic()
         while not self.stopping:
             if self._reading.done():
                 self._reading.result()
-            await self._add([number := next(others)])
-            held.append(number)
-            if len(held) > HELD_MAX:
-                self._log.write(REMOVED, monotonic(), "-", held[0])
-                await self._events.remove(str(held.popleft()))
-            await asyncio.sleep(CHANGE_S)
+            numbers = [next(others) for _ in range(at_once)]
+            await self._add(numbers)
+            held += numbers
+            gone = [held.popleft() for _ in range(len(held) - held_max)]
+            for number in gone:
+                self._log.write(REMOVED, monotonic(), "-", number)
+            await self._events.remove(*map(str, gone))
+            due += at_once / start.adds_per_s
+            await asyncio.sleep(max(0.0, due - monotonic()))
 
     async def _read(self) -> None:
         log = self._log

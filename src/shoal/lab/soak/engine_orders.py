@@ -10,9 +10,11 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from shoal.lab.air_quality import AirQuality
 from shoal.lab.harness import Go, Ready, Stop
 
-EMITTED, IN_FORCE, REMOVED, DELIVERED, GAP = "emitted", "in-force", "removed", "delivered", "gap"
+EMITTED, ASKED, IN_FORCE, REMOVED = "emitted", "asked", "in-force", "removed"
+DELIVERED, GAP = "delivered", "gap"
 
 
 class StartEmitter(msgspec.Struct, tag=True, frozen=True):
@@ -21,8 +23,7 @@ class StartEmitter(msgspec.Struct, tag=True, frozen=True):
     url: str
     name: str
     log: str
-    filters: int
-    seed: int
+    city: AirQuality
     rate: float
 
 
@@ -33,10 +34,11 @@ class StartReader(msgspec.Struct, tag=True, frozen=True):
     url: str
     name: str
     log: str
-    filters: int
-    seed: int
+    city: AirQuality
     number: int
     readers: int
+    adds_per_s: float
+    """How many filters come in a second. As many go."""
 
 
 class EngineClientStatus(msgspec.Struct, tag=True, frozen=True):

@@ -31,10 +31,10 @@ from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, lease_name, read_report, wanted_key
 from shoal.engine.messages import MAIN
 from shoal.errors import CoordinatorError
-from shoal.lab.air_quality import AirQuality
+from shoal.lab.air_quality import PER_CELL, AirQuality
 from shoal.lab.harness import Go, LoadError, LoadProcess, Ready, Stop
 from shoal.lab.soak.engine_checker import EngineVerdict, judge
-from shoal.lab.soak.engine_orders import REPORTS, EngineClientStatus, StartEmitter, StartReader, read_log
+from shoal.lab.soak.engine_orders import REPORTS, EngineClientStatus, Line, StartEmitter, StartReader, read_log
 from shoal.lab.soak.outcome import BaseOutcome
 from shoal.lab.soak.rounds import RoundProgress, Tell
 from shoal.lab.soak.run import RESTART_PAUSE_S_MAX, round_directory
@@ -70,6 +70,7 @@ QUIET_S_MAX: Final = 60.0
 BACK_S_MAX: Final = 60.0
 COORDINATOR_S_MAX: Final = 5.0
 POLL_S: Final = 0.1
+REPORT_POLL_S: Final = 0.02
 STILL_S: Final = 1.5
 """Everything has arrived when nothing has come for this long."""
 SERVING, STANDBY = "process with the access point killed", "other process killed"
@@ -87,6 +88,17 @@ class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     kill: bool = True
     scale: int = 0
     """Changes of the number of matchers."""
+
+    changes_per_s: float = 24.0
+    """Filters that come, and filters that go."""
+    per_cell: int = PER_CELL
+    emitters: int = EMITTERS
+    readers: int = READERS
+
+    @property
+    def city(self) -> AirQuality:
+        """The load."""
+        return AirQuality(self.filters, self.seed, self.per_cell)
 
     @property
     def engines(self) -> int:
@@ -182,9 +194,13 @@ class EngineRound:
         self._directory = directory
         self._outcome = outcome
         self._tell = tell
-        self._emitters = [Client(f"emitter-{number}", directory) for number in range(EMITTERS)]
-        self._readers = [Client(f"reader-{number}", directory) for number in range(READERS)]
+        self._emitters = [Client(f"emitter-{number}", directory) for number in range(options.emitters)]
+        self._readers = [Client(f"reader-{number}", directory) for number in range(options.readers)]
+        self.engines = options.engines
+        """Processes of the engine."""
         self._kills: list[float] = []
+        self.lines: list[Line] = []
+        """What all clients have logged, after the round."""
         self._phase = "starting the cluster"
         self._began = time.monotonic()
 
@@ -200,7 +216,7 @@ class EngineRound:
             SERVERS, self._directory / "cluster", limits=self._options.limits, timing=timing, tls=False, engine=True
         )
         async with cluster, contextlib.AsyncExitStack() as stack:
-            for number in range(2, self._options.engines + 1):
+            for number in range(2, self.engines + 1):
                 await cluster.fleet.start_engine(number)
             coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), COORDINATOR_S_MAX)
             await stack.enter_async_context(coordinator)
@@ -212,9 +228,8 @@ class EngineRound:
             await self._quiet()
         self._phase = "checking"
         self._show()
-        lines = [line for client in self._clients for line in read_log(client.log)]
-        city = AirQuality(self._options.filters, self._options.seed)
-        self._outcome.judge(await asyncio.to_thread(judge, lines, city, self._kills))
+        self.lines = [line for client in self._clients for line in read_log(client.log)]
+        self._outcome.judge(await asyncio.to_thread(judge, self.lines, self._options.city, self._kills))
 
     def _keep_logs(self, cluster: LocalCluster) -> None:
         """The logs of the engine stay with the round's; the cluster removes its directory."""
@@ -228,23 +243,27 @@ class EngineRound:
         for client in self._clients:
             await stack.enter_async_context(client.process)
         for client in self._emitters:
-            rate = options.rate / EMITTERS
-            client.process.send(StartEmitter(url, client.name, str(client.log), options.filters, options.seed, rate))
+            rate = options.rate / len(self._emitters)
+            client.process.send(StartEmitter(url, client.name, str(client.log), options.city, rate))
         for number, client in enumerate(self._readers):
+            adds_per_s = options.changes_per_s / 2 / len(self._readers)
             client.process.send(
-                StartReader(url, client.name, str(client.log), options.filters, options.seed, number, READERS)
+                StartReader(url, client.name, str(client.log), options.city, number, len(self._readers), adds_per_s)
             )
         await asyncio.gather(*(client.process.answer(Ready, READY_S_MAX) for client in self._clients))
 
     async def _load(self, cluster: LocalCluster) -> None:
         self._phase = "load"
-        self._began = time.monotonic()
-        for client in self._clients:
-            client.process.send(Go())
+        self._start_load()
         async with asyncio.TaskGroup() as group:
             scaling = group.create_task(self._scale_all())
             await self._kill_all(cluster)
             await self._until(lambda: self._load_s >= self._options.seconds and scaling.done(), self._seconds_max)
+
+    def _start_load(self) -> None:
+        self._began = time.monotonic()
+        for client in self._clients:
+            client.process.send(Go())
 
     @property
     def _seconds_max(self) -> float:
@@ -271,7 +290,7 @@ class EngineRound:
         await self._coordinator.put(wanted_key(MAIN), encode_wanted(Wanted(matchers)))
         deadline = time.monotonic() + CHANGE_S_MAX
         while True:
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(REPORT_POLL_S)
             report = await self._report()
             if report is not None and len(report.matchers) == matchers and report.phase == "idle":
                 break
@@ -299,7 +318,7 @@ class EngineRound:
         deadline = time.monotonic() + BACK_S_MAX
         while True:
             report = await self._report()
-            if report is not None and len(report.members) >= self._options.engines:
+            if report is not None and len(report.members) >= self.engines:
                 return
             if time.monotonic() > deadline:
                 raise LoadError(f"the engines are not back after {BACK_S_MAX:g} s")

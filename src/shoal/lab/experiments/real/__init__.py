@@ -3,6 +3,7 @@
     replication.py      experiments 1a and 1b: one channel on one server, and on three
     scalability.py      experiment 2: how many players each policy supports
     elasticity.py       experiment 3: servers follow the number of players
+    esilbops_13.py      matchers are added and removed under load
     flow_check.py       the flow simulator compared with a real server
     game.py             RGame on a real cluster, for experiments 2 and 3
     clients.py          processes of measuring clients, for the others; client_worker.py is one such process, and
@@ -36,5 +37,6 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     "dynamoth-1b": _experiment("replication", "run_b"),
     "dynamoth-2": _experiment("scalability", "run"),
     "dynamoth-3": _experiment("elasticity", "run"),
+    "esilbops-13": _experiment("esilbops_13", "run"),
     "flow-check": _experiment("flow_check", "run"),
 }

@@ -7,7 +7,7 @@ which events a filter is owed is decided by `Filter.matches`, never by the index
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -50,7 +50,7 @@ RETRY_S: Final = 0.3
 LIMITS: Final[dict[str, Any]] = {
     "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
     "engine_letter_bytes_max": 600, "engine_lease_s": 1.0, "engine_member_silent_s": 0.7, "engine_roll_s": 0.4,
-    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0,
+    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
 }  # fmt: skip
 """Small limits, so that they are met."""
 ENGINE_DIES_S: Final = 6.0
@@ -391,6 +391,8 @@ class EngineRun(ChannelScenario):
     def check_matched(self, app: EngineApp, number: int, names: tuple[str, ...]) -> None:
         """A reader got an event for these filters."""
         event = self.events[number]
+        if len(set(names)) < len(names):
+            self.unmatched.append(f"{app.node.name} got {event.attributes} twice for one of {names}")
         for name in names:
             if not self.wanted[name].matches(event.attributes):
                 self.unmatched.append(f"{app.node.name} got {event.attributes} for {name}")
@@ -400,7 +402,9 @@ class EngineRun(ChannelScenario):
         apps = [app for app in self.apps if isinstance(app, EngineApp)]
         routers = [app.router for app in self.apps if app.router is not None]
         return (
-            len(routers) == len(self.apps)
+            not self.changing
+            and not any(shell.is_busy for shell in self.engines.values())
+            and len(routers) == len(self.apps)
             and all(app.settled for app in apps)
             and all(router.settled and not router.statistics().questions for router in routers)
         )
@@ -439,6 +443,7 @@ class EngineRun(ChannelScenario):
         for one in self.filters:
             self._check_filter(one, got[id(one.reader)], verdict)
         self._check_alarms(readers.values(), verdict)
+        self._check_growth(verdict)
         if not self.quiet():
             verdict.violate("unsettled", f"events are not taken at t={self.world.now:.3f}")
         return verdict
@@ -471,6 +476,18 @@ class EngineRun(ChannelScenario):
                     f"{one.reader.label}: event {event.number}, emitted {event.at:.3f}, taken {event.taken_at:.3f}, "
                     f"for {one.wanted} in force {one.in_force_at:.3f}",
                 )
+
+    def _check_growth(self, verdict: Verdict) -> None:
+        """No matcher has filters that their client has removed."""
+        held: Counter[int] = Counter()
+        for table in [shell.table for shell in self.engines.values()]:
+            if table is not None:
+                held.update(row.client for row in map(table.row, table.ids) if row is not None)
+        for app in self.apps:
+            counts = app.bus.matching if app.started else None
+            if counts is not None and held[app.bus.client_id] > counts.filters:
+                filters = f"{held[app.bus.client_id]} filters of {app.node.name}, which has {counts.filters}"
+                verdict.violate("growth", f"matchers have {filters}")
 
     def _check_alarms(self, readers: Iterable[ReaderRecord], verdict: Verdict) -> None:
         if self.calm:
