@@ -102,6 +102,25 @@ async def test_events_reach_the_readers_whose_filters_match() -> None:
         assert last.payload == b"fourth"
 
 
+async def test_subscribe_with_a_filter_alone_is_match() -> None:
+    async with (
+        LocalCluster(1) as cluster,
+        engine(cluster),
+        shoal.connect(cluster.url) as bus,
+        bus.subscribe(where="volume > 3") as events,
+    ):
+        await bus.emit({"volume": 5}, b"five", confirm=True)
+        event = await events.get(30)
+        assert isinstance(event, Match)
+        assert (event.payload, event.matched) == (b"five", ("volume > 3",))
+        with pytest.raises(TypeError, match="none of them was given"):
+            bus.subscribe()  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="needs a channel"):
+            bus.subscribe(where="a = 1", since=60)  # type: ignore[call-overload]
+        with pytest.raises(FilterError):
+            bus.subscribe(where="volume >")
+
+
 async def test_an_engine_that_dies_loses_nothing() -> None:
     async with LocalCluster(2) as cluster, contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(doomed(cluster, "one"))

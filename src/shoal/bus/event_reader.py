@@ -333,7 +333,8 @@ class BusMatching:
     def _unavailable(self, what: str) -> EngineUnavailableError:
         return EngineUnavailableError(
             f"the engine does not answer: {what}",
-            do="check `shoal engine status`; `shoal up --engine` starts an engine",
+            do="check `shoal engine status`; a cluster of `shoal up` starts its engine at the first use, unless it was "
+            "started with --no-engine; elsewhere `shoal engine run` does",
         )
 
     # For readers

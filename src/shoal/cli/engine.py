@@ -29,6 +29,7 @@ from shoal.runtime import PRODUCTION
 
 OPERATORS_MAX: Final = 64
 """Operators of a layer."""
+PORT_MAX: Final = 65535
 POLL_S: Final = 0.05
 CHANGE_S: Final = 60.0
 
@@ -54,6 +55,9 @@ def register(subparsers: Subparsers) -> None:
         description="Run an engine until SIGTERM. One engine of a cluster serves; the others stand by, and one of them "
         "takes over when its lease ends. `shoal up --engine` runs one.",
         example="shoal engine run\nSHOAL_URL=shoal://engine:PASSWORD@10.0.0.1:7400 shoal engine run",
+    )
+    run.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve metrics on this port (default: none)", default=0
     )
     add_url(run)
     status = add_command(
@@ -85,12 +89,20 @@ def run_run(args: argparse.Namespace) -> int:
     require("shoal engine run", "numpy", "numba", "pyarrow")
     if args.setting_sources["log_level"] == "default":  # a long-running process logs its work
         logs.configure(level="info", format=args.settings.log_format)
-    asyncio.run(_serve(cluster_url(args.url, args.settings, role="engine"), args.settings))
+    if not 0 <= args.metrics_port <= PORT_MAX:
+        raise ConfigError(f"--metrics-port is {args.metrics_port}", do="give a port, or 0 for none")
+    url = cluster_url(args.url, args.settings, role="engine")
+    with contextlib.ExitStack() as stack:
+        if args.metrics_port:
+            from shoal.metrics import MetricsPage
+
+            stack.enter_context(MetricsPage(args.metrics_port, host=args.settings.metrics_host))
+        asyncio.run(_serve(url, args.settings))
     return 0
 
 
 async def _serve(url: str, settings: Settings) -> None:
-    from shoal.engine import seat_groups
+    from shoal.engine import engine_metrics, seat_groups
     from shoal.engine.shell import EngineShell
     from shoal.filters.index.warm_up import warm_up
 
@@ -103,7 +115,9 @@ async def _serve(url: str, settings: Settings) -> None:
         await PRODUCTION.coordinator(url, limits.server_lease_s / 2) as coordinator,
     ):
         holder = f"engine-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
-        task = asyncio.create_task(EngineShell("main", bus, coordinator, holder, limits).run())
+        shell = EngineShell("main", bus, coordinator, holder, limits)
+        engine_metrics.show(lambda: shell.status)
+        task = asyncio.create_task(shell.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):

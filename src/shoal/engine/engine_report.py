@@ -30,6 +30,8 @@ class EngineReport(msgspec.Struct, frozen=True):
     filters: int = 0
     in_flight: int = 0
     events: int = 0
+    events_per_s: float = 0.0
+    """In the last second or so."""
     deliveries: int = 0
     choked: int = 0
     changes: int = 0

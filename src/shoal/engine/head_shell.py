@@ -95,6 +95,8 @@ class HeadShell:
         self._own: Listening | None = None
         self._awake = asyncio.Event()
         self._changed = asyncio.Event()
+        self._rated = asked_at, 0, 0.0
+        """When events were last counted, how many there were, and how many came in a second."""
 
     async def run(self) -> None:
         """Serves until the instance ends, with an error that says why."""
@@ -218,6 +220,7 @@ class HeadShell:
             filters=sum(one.filters for one in members if one.name in layers.matchers),
             in_flight=status.in_flight,
             events=status.events,
+            events_per_s=self._rate(status.events, now),
             deliveries=status.deliveries,
             choked=status.choked,
             changes=director.changes,
@@ -228,6 +231,14 @@ class HeadShell:
             exits=list(layers.exits),
             members=members,
         )
+
+    def _rate(self, events: int, now: float) -> float:
+        """Events a second since the last report that is at least `REPORT_EVERY_S` older."""
+        at, before, rate = self._rated
+        if now - at >= REPORT_EVERY_S:
+            rate = (events - before) / (now - at)
+            self._rated = now, events, rate
+        return round(rate, 1)
 
     async def _watch_wanted(self) -> None:
         while True:

@@ -35,7 +35,7 @@ CONFIGURATION: Final = "1-1-1"
 SUBSCRIBERS: Final = 1000
 """Subscribers of `vs_where`, each with a filter, on `BUSES` buses."""
 BUSES: Final = 50
-CROSSING: Final = (1, 2, 4, 8, 16, 32, 64)
+CROSSING: Final = (1, 2, 3, 4, 8, 16)
 """Numbers of subscribers, each with a bus of its own, among which the crossing point is sought."""
 ANSWER_S_MAX: Final = 600.0
 GOALS: Final = {

@@ -100,6 +100,7 @@ class Readers:
         self._wanted = 0
         self._latencies_us: list[float] = []
         self._done = asyncio.Event()
+        self._failed: BaseException | None = None
 
     async def open(self) -> None:
         """Returns when all are in force."""
@@ -109,6 +110,7 @@ class Readers:
             filters = range(first, first + count * order.stride, order.stride)
             items = await self._subscribe(buses[number % len(buses)], filters)
             reading = asyncio.create_task(self._read(items))
+            reading.add_done_callback(self._ended)
             self._stack.callback(reading.cancel)
 
     async def _subscribe(self, bus: shoal.Bus, filters: Sequence[int]) -> Matching | Subscription:
@@ -135,11 +137,18 @@ class Readers:
             if len(self._latencies_us) == self._wanted:
                 self._done.set()
 
+    def _ended(self, reading: asyncio.Task[None]) -> None:
+        if not reading.cancelled() and (error := reading.exception()) is not None:
+            self._failed = error
+            self._done.set()
+
     async def receive(self, deliveries: int) -> list[float]:
         """Returns the latencies when all deliveries have come."""
         self._wanted = deliveries
         if len(self._latencies_us) < deliveries:
             await self._done.wait()
+        if self._failed is not None:
+            raise self._failed
         latencies, self._latencies_us, self._wanted = self._latencies_us, [], 0
         self._done.clear()
         return latencies
