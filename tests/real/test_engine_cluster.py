@@ -81,6 +81,51 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert "is not a JSON object" in said
 
 
+async def test_the_number_of_matchers_changes_while_events_flow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    where = ("--state-dir", str(state), "--timeout", str(WAIT_S))
+    async with LocalCluster(1, state, engine=True) as cluster, shoal.connect(cluster.url) as bus:
+        async with bus.match() as events:
+            await events.add_many({f"filter {number}": f"a = {number}" for number in range(60)})
+            emitting = asyncio.create_task(_emit_until_cancelled(bus))
+            for text in ("1-3-1", "1-1-1", "1-2-2"):
+                status, facts = await run_json_command(capsys, "engine", "scale", text, *where)
+                assert (status, facts["configuration"], facts["done"]) == (0, text, True)
+            status, facts = await run_json_command(capsys, "engine", "scale", "1-2-2", *where)
+            gone = facts["matchers"][0]
+            status, facts = await run_json_command(capsys, "engine", "scale", "1-2-2", "--without", gone, *where)
+            assert (status, gone in facts["matchers"]) == (0, False)
+            emitting.cancel()
+            emitted = await emitting
+            got = [await events.get(WAIT_S) for _ in range(emitted)]
+        assert [item.sequence for item in got if isinstance(item, shoal.Match)] == [*range(1, emitted + 1)]
+        status, text, _ = await run_command(capsys, "engine", "status", *where[:2])
+        assert (status, "configuration 1-2-2" in text, "access point" in text) == (0, True, True)
+        for words, said in (
+            (("3-1-1",), "one access point"),
+            (("1-1",), "not a configuration"),
+            (("1-0-1",), "not a configuration"),
+            (("1-2-1", "--without", "nobody"), "no process 'nobody'"),
+        ):
+            status, _, error = await run_command(capsys, "engine", "scale", *words, *where)
+            assert status == 1
+            assert said in error
+
+
+async def _emit_until_cancelled(bus: shoal.Bus) -> int:
+    """Emits events one by one; returns how many."""
+    number = 0
+    try:
+        while True:
+            number += 1
+            await bus.emit({"a": number % 60})
+            await asyncio.sleep(0.005)
+    except asyncio.CancelledError:
+        return number
+
+
 async def test_without_an_engine_status_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
     async with LocalCluster(1, state) as cluster, shoal.connect(cluster.url):

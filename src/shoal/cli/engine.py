@@ -17,6 +17,7 @@ import msgspec
 
 from shoal import logs
 from shoal.bus import connect
+from shoal.bus.location import URL_VARIABLE
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.config import Settings
@@ -70,8 +71,9 @@ def register(subparsers: Subparsers) -> None:
         run_scale,
         "change the number of matchers and exit points",
         description="Change the number of matchers and exit points while the engine runs, and wait until it is done. "
-        "Each operator of a layer is in another process, so run `shoal engine run` often enough first. Events and "
-        "filters go on meanwhile; when the number of exit points changes, deliveries pause for about a second.",
+        "Each operator of a layer is in another process; a cluster of `shoal up` starts them, elsewhere run "
+        "`shoal engine run` often enough first. Events and filters go on meanwhile; when the number of exit points "
+        "changes, deliveries pause for about a second.",
         example="shoal engine scale 1-3-1\nshoal engine scale 1-2-1 --without engine-4711-9f1c2a33",
     )
     add_url(scale)
@@ -171,6 +173,12 @@ async def _scale(args: argparse.Namespace) -> int:
         report = await read_report(coordinator, MAIN)
         if report is None:
             raise EngineUnavailableError("no engine serves", do="run `shoal up --engine`, or `shoal engine run`")
+        local = await _start_missing(args, report, max(matchers, exits))
+        deadline = began + args.timeout
+        wants = max(matchers, exits) + len(args.without)
+        while local and len(report.members) < wants and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_S)
+            report = await read_report(coordinator, MAIN) or report
         _check_members(report, max(matchers, exits), args.without)
         wanted = Wanted(matchers, exits, tuple(args.without))
         await coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
@@ -207,6 +215,18 @@ def _layers(text: str) -> tuple[int, int]:
     if points != 1:
         raise ConfigError("an engine has one access point", do=f"ask for 1-{matchers}-{exits}")
     return matchers, exits
+
+
+async def _start_missing(args: argparse.Namespace, report: EngineReport, count: int) -> bool:
+    """Starts processes if the engine has too few and is of a local cluster; returns whether it is."""
+    local = not (args.url or os.environ.get(URL_VARIABLE) or args.settings.coordinator)
+    if local and count + len(args.without) > len(report.members):
+        from shoal.cluster.control_socket import request
+        from shoal.cluster.state import StateDir
+
+        directory = StateDir(args.settings.state_path)
+        await asyncio.to_thread(request, directory, "engines", count=count + len(args.without))
+    return local
 
 
 def _check_members(report: EngineReport, count: int, without: list[str]) -> None:

@@ -322,8 +322,10 @@ class Fleet:
             new.replace(self._directory.targets_file)
 
     async def start_engine(self, number: int = 1) -> None:
-        """Starts an engine. One of several serves, the others stand by."""
-        await self.start_child(make_engine(engine_name(number), self._directory, self._timing, self._changed))
+        """Starts a process of the engine, if it does not run. One of several has the access point; the others have a
+        matcher or an exit point, or stand by."""
+        if engine_name(number) not in self._children:
+            await self.start_child(make_engine(engine_name(number), self._directory, self._timing, self._changed))
 
     async def start_windows_job(self, environment: Mapping[str, str]) -> None:
         """Starts the Spark job that folds load windows."""

@@ -307,6 +307,11 @@ class LocalCluster:
         """Starts more hosts of a kind, with new ids."""
         return await self._running.add(kind, count, site)
 
+    async def run_engines(self, count: int) -> None:
+        """Starts processes of the engine until there are `count`."""
+        for number in range(1, count + 1):
+            await self._running.start_engine(number)
+
     async def remove_host(self, name: str) -> None:
         """Stops a host and its agent permanently, even if it has channels: drain it first."""
         await self._running.remove(name)
