@@ -396,7 +396,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_client_grace_s: float = 10.0
     """How long a client may be silent before its filters end. Clients say that they live four times as often."""
 
-    engine_lease_s: float = 1.5
+    engine_lease_s: float = 1.2
     """Lease of the engine that serves: how long after its death another one may take over. It is extended five times
     as often."""
 

@@ -46,7 +46,7 @@ IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emi
 
 BATCH_EVENTS_MAX: Final = 256
 """Events that are matched together."""
-ROLL_QUIET_S: Final = 0.25
+ROLL_QUIET_S: Final = 0.15
 """A roll is not closed so soon after a client has presented filters: others may be waiting to be heard."""
 
 _EVENT, _CHANGE, _REPLY, _MARK = range(4)

@@ -38,6 +38,7 @@ BUSES: Final = 50
 CROSSING: Final = (1, 2, 3, 4, 8, 16)
 """Numbers of subscribers, each with a bus of its own, among which the crossing point is sought."""
 ANSWER_S_MAX: Final = 600.0
+NAMES: Final = ("emitter", "reader", "channel reader")
 GOALS: Final = {
     "vs_where": ">= 20",
     "cpu_vs_channel": "<= 3.5",
@@ -63,12 +64,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """One cluster with an engine, an emitter process and a reader process."""
+    """One cluster with an engine, an emitter process, and reader processes: one for the engine, one for channels."""
 
-    def __init__(self, cluster: LocalCluster, emitter: LoadProcess, reader: LoadProcess) -> None:
+    def __init__(self, cluster: LocalCluster, emitter: LoadProcess, reader: LoadProcess, other: LoadProcess) -> None:
         self._cluster = cluster
         self._emitter = emitter
-        self._reader = reader
+        self._readers: dict[Way, LoadProcess] = {"engine": reader, "where": other, "channel": other}
         self._next = 0
 
     @contextlib.asynccontextmanager
@@ -76,9 +77,9 @@ class Bench:
         """Subscribers among whom `filters` filters of a city are divided, in force; they end with the block."""
         shares = [(first, len(range(first, filters, count))) for first in range(count)]
         order = Subscribe(self._cluster.url, way, self._city, shares, count, buses)
-        await self._reader.ask(order, Ready, ANSWER_S_MAX)
+        await self._readers[way].ask(order, Ready, ANSWER_S_MAX)
         yield
-        await self._reader.ask(Unsubscribe(), Ready, ANSWER_S_MAX)
+        await self._readers[way].ask(Unsubscribe(), Ready, ANSWER_S_MAX)
 
     def use_city(self, filters: int) -> None:
         """Events and filters are those of a city with this number of filters."""
@@ -89,12 +90,14 @@ class Bench:
         first, self._next = self._next, self._next + events
         deliveries = sum(wanted(number) for number in range(first, first + events))
         before = self._cpu_s()
-        self._reader.send(Receive(deliveries))
+        self._readers[way].send(Receive(deliveries))
         emitted = await self._emitter.ask(
             Emit(self._cluster.url, way, self._city, first, events, rate), Measured, ANSWER_S_MAX
         )
-        received = await self._reader.answer(Measured, ANSWER_S_MAX)
+        received = await self._readers[way].answer(Measured, ANSWER_S_MAX)
         parts = {name: 1e6 * (used - before[name]) / events for name, used in self._cpu_s().items()}
+        if way != "engine":
+            del parts["engine"]  # it has nothing to do with it
         parts |= {"emitter": 1e6 * emitted.cpu_s / events, "reader": 1e6 * received.cpu_s / events}
         seconds = max(emitted.ended_at, received.ended_at) - emitted.began_at
         percentiles = quantiles(received.latencies_us, n=100)
@@ -111,7 +114,7 @@ class Bench:
 
     async def in_force_ms(self, first: int, count: int) -> tuple[float, float]:
         """Median and 99th percentile of the time until one more filter is in force."""
-        measured = await self._reader.ask(AddOneByOne(first, count), Measured, ANSWER_S_MAX)
+        measured = await self._readers["engine"].ask(AddOneByOne(first, count), Measured, ANSWER_S_MAX)
         percentiles = quantiles(measured.latencies_us, n=100)
         return percentiles[49] / 1000, percentiles[98] / 1000
 
@@ -130,10 +133,10 @@ async def measure(options: EngineOptions, note: Callable[[str], None]) -> dict[s
     rows: list[dict[str, Any]] = []
     ratios: Figures = {}
     async with LocalCluster(1, engine=True) as cluster, contextlib.AsyncExitStack() as stack:
-        processes = [LoadProcess(name, "shoal.lab.bench.engine_worker", REPORTS) for name in ("emitter", "reader")]
+        processes = [LoadProcess(name, "shoal.lab.bench.engine_worker", REPORTS) for name in NAMES]
         for process in processes:
             await stack.enter_async_context(process)
-        bench = Bench(cluster, processes[0], processes[1])
+        bench = Bench(cluster, *processes)
         if "throughput" in options.parts:
             await _throughput(bench, options, note, rows, ratios)
         if "where" in options.parts:
@@ -165,20 +168,14 @@ async def _throughput(
     full: dict[Way, list[Figures]] = {way: [] for way in ways}
     half: dict[Way, list[Figures]] = {way: [] for way in ways}
     forced: list[tuple[float, float]] = []
-    # The engine's reader stays, so its filters are not parsed again for each round; a channel's events do not reach it.
-    async with bench.subscribers("engine", options.filters, 1):
-        await bench.run("engine", options.events // 10, lambda _: 1)  # warm-up
+    async with bench.subscribers("engine", options.filters, 1), bench.subscribers("channel", 1, 1):
+        rate = (await bench.run("engine", options.events // 2, lambda _: 1))["events_per_s"] / 2  # and a warm-up
         for number in range(options.rounds):
             note(f"round {number + 1} of {options.rounds}: throughput and latency")
-            full["engine"].append(await bench.run("engine", options.events, lambda _: 1))
-            rate = full["engine"][0]["events_per_s"] / 2
-            half["engine"].append(await bench.run("engine", options.timed, lambda _: 1, rate))
+            for way in _rotated([*ways], number):
+                full[way].append(await bench.run(way, options.events, lambda _: 1))
+                half[way].append(await bench.run(way, options.timed, lambda _: 1, rate))
             forced.append(await bench.in_force_ms(options.filters, options.added))
-    for number in range(options.rounds):
-        note(f"round {number + 1} of {options.rounds}: channel")
-        async with bench.subscribers("channel", 1, 1):
-            full["channel"].append(await bench.run("channel", options.events, lambda _: 1))
-            half["channel"].append(await bench.run("channel", options.timed, lambda _: 1, rate))
     note("cost of the operators")
     operators = operator_costs(options.filters, options.events)
     for way in ways:
