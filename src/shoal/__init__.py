@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from shoal.bus import Bus, BusStatistics, Subscription, connect
     from shoal.errors import ShoalError
     from shoal.limits import Limits
-    from shoal.message import Gap, Message, Retraction
+    from shoal.message import Gap, Match, Message, Retraction
     from shoal.plan.queue_settings import QueueSettings
     from shoal.queues.consumer_shell import JobStream
     from shoal.queues.job import Job
@@ -47,6 +47,7 @@ __all__ = [
     "Job",
     "JobStream",
     "Limits",
+    "Match",
     "Message",
     "NewMessage",
     "PutResult",
@@ -73,6 +74,7 @@ _HOMES: Final = {
     "JobStream": "shoal.queues.consumer_shell",
     "Dead": "shoal.workers.retry",
     "Limits": "shoal.limits",
+    "Match": "shoal.message",
     "Message": "shoal.message",
     "NewMessage": "shoal.queues.queue",
     "PutResult": "shoal.queues.queue",

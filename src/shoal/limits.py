@@ -396,11 +396,27 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_client_grace_s: float = 10.0
     """How long a client may be silent before its filters end. Clients say that they live four times as often."""
 
-    engine_roll_s: float = 1.0
+    engine_lease_s: float = 1.2
+    """Lease of the engine that serves: how long after its death another one may take over. It is extended five times
+    as often."""
+
+    engine_roll_s: float = 0.5
     """How long a new instance of the engine waits for clients to present their filters before it matches events."""
 
     engine_roll_s_max: float = 10.0
     """How long it waits at most for those that have begun to present theirs."""
+
+    engine_member_silent_s: float = 1.5
+    """How long a process of an engine may be silent before the engine goes on without it."""
+
+    engine_join_s_max: float = 5.0
+    """How long a new instance of the engine waits for the processes of its matchers and exit points."""
+
+    engine_slice_filters_max: int = 1000
+    """Filters that a matcher looks at in one turn, when it gives some to other matchers."""
+
+    engine_change_s_max: float = 60.0
+    """How long a change of the number of matchers may take before it is given up."""
 
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""

@@ -94,7 +94,7 @@ def test_filters_beyond_the_limits_are_refused_with_the_limit() -> None:
     said = site.open(BAD, *(f"a = {number}" for number in range(6)))
     (refused,) = {item.reason for item in said[BAD] if isinstance(item, Refused)}
     assert "engine_client_filters_max is 3" in refused
-    assert len(site.engine.matcher) == 3
+    assert len(site.engine.operators.matcher or ()) == 3
     site.open(3, "a = 1", "a = 2")
     said = site.open(4, "a = 1")
     (full,) = [item for item in said[4] if isinstance(item, Refused)]

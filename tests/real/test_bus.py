@@ -224,7 +224,7 @@ async def test_bad_input_is_refused_and_harms_nothing(
         await bus.publish("fine", b"x")
         assert payloads([await messages.get(WAIT_S)]) == [b"x"]
     with pytest.raises(TypeError):
-        bus.subscribe("a", pattern="b")
+        bus.subscribe("a", pattern="b")  # type: ignore[call-overload]
     with pytest.raises(ChannelNameError):
         bus.subscribe("__shoal:agent")
 

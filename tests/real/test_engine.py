@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import msgspec
 import pytest
 
 import shoal
 from shoal.bus.event_reader import Matching
+from shoal.bus.subscription import Subscription
 from shoal.cluster.acl import ENGINE
 from shoal.cluster.local import LocalCluster
 from shoal.engine.shell import EngineShell
@@ -19,6 +20,7 @@ from shoal.errors import (
     EngineUnavailableError,
     EventError,
     FilterError,
+    NotConfirmedError,
     PayloadTooLargeError,
     PublishError,
 )
@@ -100,6 +102,25 @@ async def test_events_reach_the_readers_whose_filters_match() -> None:
         assert last.payload == b"fourth"
 
 
+async def test_subscribe_with_a_filter_alone_is_match() -> None:
+    async with (
+        LocalCluster(1) as cluster,
+        engine(cluster),
+        shoal.connect(cluster.url) as bus,
+        bus.subscribe(where="volume > 3") as events,
+    ):
+        await bus.emit({"volume": 5}, b"five", confirm=True)
+        event = await events.get(30)
+        assert isinstance(event, Match)
+        assert (event.payload, event.matched) == (b"five", ("volume > 3",))
+        with pytest.raises(TypeError, match="none of them was given"):
+            bus.subscribe()  # type: ignore[call-overload]
+        with pytest.raises(TypeError, match="needs a channel"):
+            bus.subscribe(where="a = 1", since=60)  # type: ignore[call-overload]
+        with pytest.raises(FilterError):
+            bus.subscribe(where="volume >")
+
+
 async def test_an_engine_that_dies_loses_nothing() -> None:
     async with LocalCluster(2) as cluster, contextlib.AsyncExitStack() as stack:
         first = await stack.enter_async_context(doomed(cluster, "one"))
@@ -139,6 +160,52 @@ async def test_an_engine_that_dies_loses_nothing() -> None:
             mine = [number for publisher, number in got if publisher == bus.client_id]
             assert mine == sorted(mine)
         assert gaps == 0
+
+
+class Refusing:
+    """A bus whose next letter to a client is refused."""
+
+    def __init__(self, bus: shoal.Bus) -> None:
+        self._bus = bus
+        self.refuses = False
+
+    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int] | None:
+        if self.refuses and b":to:" in channel:
+            self.refuses = False
+            refused: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+            refused.set_exception(NotConfirmedError("refused"))
+            return refused
+        return self._bus.post(channel, payload)
+
+    async def listen(self, channel: bytes, heard: Callable[[], None]) -> Subscription:
+        return await self._bus.listen(channel, heard)
+
+
+async def test_a_process_that_stops_serving_and_serves_again_is_another_instance() -> None:
+    """Its lease was still held, so it got the same token again, and clients took it for the instance before."""
+    async with LocalCluster(1) as cluster, contextlib.AsyncExitStack() as stack:
+        url = cluster.url_for(ENGINE)
+        wire = Refusing(await stack.enter_async_context(shoal.connect(url)))
+        coordinator = await stack.enter_async_context(await PRODUCTION.coordinator(url, 2.0))
+        shell = EngineShell("main", wire, coordinator, "one", LIMITS)
+        serving = asyncio.create_task(shell.run())
+        reader = await stack.enter_async_context(shoal.connect(cluster.url))
+        emitter = await stack.enter_async_context(shoal.connect(cluster.url))
+        events = await stack.enter_async_context(reader.match("a > 0"))
+        await emitter.emit({"a": 1}, confirm=True)
+        before = shell.status
+        wire.refuses = True
+        for number in range(2, 100):
+            await emitter.emit({"a": number}, confirm=True)
+        after = shell.status
+        assert before is not None
+        assert after is not None
+        assert after.instance > before.instance
+        got = [await events.get(30) for _ in range(1, 100)]
+        assert [one.sequence for one in got if isinstance(one, Match)] == [*range(1, 100)]
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+        assert await coordinator.lease_of("engines/main") is None
 
 
 async def test_bad_input_is_refused_and_says_why() -> None:

@@ -10,12 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.command import run_command, run_json_command, start_process
 
 import shoal
+import shoal.errors
 from shoal.cluster.local import LocalCluster
 from shoal.filters.index.warm_up import warm_up
+from shoal.limits import DEFAULT_LIMITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"
 WAIT_S = 120.0
@@ -44,6 +47,18 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert matching.stderr is not None
         assert b"matching" in await matching.stderr.readline()
         _, before = await run_json_command(capsys, "engine", "status", *where)
+        async with asyncio.timeout(WAIT_S):  # the report is a second old at most
+            engine = None
+            while engine is None or engine["filters"] < 2:
+                _, facts = await run_json_command(capsys, "status", *where)
+                engine = facts["engine"]
+        assert (engine["clients"], engine["instance"], engine["in_flight"]) == (1, before["instance"], 0)
+        _, facts = await run_json_command(capsys, "top", "--once", *where)
+        assert facts["engine"]["filters"] == 2
+        _, text, _ = await run_command(capsys, "status", *where)
+        assert f"engine 1-1-1, instance {before['instance']}: 1 client, 2 filters, 0 events/s, 0 in flight" in text
+        _, facts = await run_json_command(capsys, "doctor", *where)
+        assert any("an engine runs" in finding["text"] for finding in facts["findings"])
         await cluster.kill("engine-main-1")
         async with asyncio.timeout(WAIT_S):  # the process starts again; a busy machine takes a while
             after = before
@@ -66,9 +81,87 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert "is not a JSON object" in said
 
 
+async def test_the_number_of_matchers_changes_while_events_flow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    where = ("--state-dir", str(state), "--timeout", str(WAIT_S))
+    async with LocalCluster(1, state, engine=True) as cluster, shoal.connect(cluster.url) as bus:
+        async with bus.match() as events:
+            await events.add_many({f"filter {number}": f"a = {number}" for number in range(60)})
+            emitting = asyncio.create_task(_emit_until_cancelled(bus))
+            for text in ("1-3-1", "1-1-1", "1-2-2"):
+                status, facts = await run_json_command(capsys, "engine", "scale", text, *where)
+                assert (status, facts["configuration"], facts["done"]) == (0, text, True)
+            status, facts = await run_json_command(capsys, "engine", "scale", "1-2-2", *where)
+            gone = facts["matchers"][0]
+            status, facts = await run_json_command(capsys, "engine", "scale", "1-2-2", "--without", gone, *where)
+            assert (status, gone in facts["matchers"]) == (0, False)
+            emitting.cancel()
+            emitted = await emitting
+            got = [await events.get(WAIT_S) for _ in range(emitted)]
+        assert [item.sequence for item in got if isinstance(item, shoal.Match)] == [*range(1, emitted + 1)]
+        status, text, _ = await run_command(capsys, "engine", "status", *where[:2])
+        assert (status, "configuration 1-2-2" in text, "access point" in text) == (0, True, True)
+        for words, said in (
+            (("3-1-1",), "one access point"),
+            (("1-1",), "not a configuration"),
+            (("1-0-1",), "not a configuration"),
+            (("1-2-1", "--without", "nobody"), "no process 'nobody'"),
+        ):
+            status, _, error = await run_command(capsys, "engine", "scale", *words, *where)
+            assert status == 1
+            assert said in error
+
+
+async def _emit_until_cancelled(bus: shoal.Bus) -> int:
+    """Emits events one by one; returns how many."""
+    number = 0
+    try:
+        while True:
+            number += 1
+            await bus.emit({"a": number % 60})
+            await asyncio.sleep(0.005)
+    except asyncio.CancelledError:
+        return number
+
+
 async def test_without_an_engine_status_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
     async with LocalCluster(1, state) as cluster, shoal.connect(cluster.url):
         status, out, _ = await run_command(capsys, "engine", "status", "--state-dir", str(state))
         assert status == 1
         assert "shoal up --engine" in out
+
+
+async def test_the_first_match_starts_the_engine() -> None:
+    async with LocalCluster(2, engine_when_asked=True) as cluster:
+        async with shoal.connect(cluster.url) as bus, bus.subscribe("a") as messages:
+            await bus.publish("a", b"x", confirm=True)
+            await messages.get(WAIT_S)
+            await asyncio.sleep(1.5)  # long enough to see a client that waits
+            assert [child.name for child in cluster.status().processes if child.kind == "engine"] == []
+            async with bus.match("a > 0") as events:
+                await bus.emit({"a": 1}, confirm=True)
+                assert not isinstance(await events.get(WAIT_S), shoal.Gap)
+        assert [child.name for child in cluster.status().processes if child.kind == "engine"] == ["engine-main-1"]
+
+
+async def test_a_cluster_without_an_engine_says_so() -> None:
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=2.0)
+    async with LocalCluster(1) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
+        with pytest.raises(shoal.errors.EngineUnavailableError, match="--no-engine"):
+            await bus.match("a > 0").open()
+
+
+async def test_the_city_of_the_example_measures_and_alerts() -> None:
+    async with LocalCluster(1, engine=True) as cluster:
+        example = Path(__file__).parents[2] / "examples" / "air_quality.py"
+        words = ["--headless", "--seconds", "1", "--residents", "4", "--stations", "5", "--url", cluster.url]
+        ran = await asyncio.to_thread(
+            subprocess.run, [sys.executable, str(example), *words], capture_output=True, text=True, timeout=WAIT_S
+        )
+    assert ran.stderr == ""
+    found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)
+    assert found is not None
+    assert int(found[1]) > 0 < int(found[2])

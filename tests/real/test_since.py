@@ -114,7 +114,7 @@ async def test_what_cannot_be_is_said(bus: shoal.Bus, url: str, tmp_path: Path) 
     with pytest.raises(SubscribeError, match="no messages of 'unrecorded' are recorded: run `shoal channels record"):
         await bus.subscribe("unrecorded", since=60).open()
     with pytest.raises(TypeError, match="needs a channel"):
-        bus.subscribe(pattern="a*", since=60)
+        bus.subscribe(pattern="a*", since=60)  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="without a zone"):
         bus.subscribe("a", since=dt.datetime(2026, 11, 1))
     async with shoal.connect(url, archive=tmp_path / "nowhere") as reader:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, overload
 
 import msgspec
 
@@ -369,6 +369,26 @@ class Bus:
 
     # Subscribing
 
+    @overload
+    def subscribe(
+        self,
+        channel: str | bytes,
+        *,
+        pattern: None = None,
+        where: str | Filter | None = None,
+        since: dt.datetime | dt.timedelta | float | str | None = None,
+    ) -> Subscription: ...
+
+    @overload
+    def subscribe(
+        self, channel: None = None, *, pattern: str | bytes, where: str | Filter | None = None, since: None = None
+    ) -> Subscription: ...
+
+    @overload
+    def subscribe(
+        self, channel: None = None, *, pattern: None = None, where: str | Filter, since: None = None
+    ) -> Matching: ...
+
     def subscribe(
         self,
         channel: str | bytes | None = None,
@@ -376,23 +396,27 @@ class Bus:
         pattern: str | bytes | None = None,
         where: str | Filter | None = None,
         since: dt.datetime | dt.timedelta | float | str | None = None,
-    ) -> Subscription:
+    ) -> Subscription | Matching:
         """Create a subscription to a channel, or to all channels that a Redis pattern matches; enter it to start.
 
         With `where`, only messages whose attributes match the filter are delivered; raises FilterError for an invalid
-        filter. With `since` (a time, an age as seconds or timedelta, or a text like "15m"), the recorded messages since
-        then come first, followed by live messages without gaps or duplicates; raises SubscribeError for an invalid
-        time.
+        filter. With `where` alone, it is the same as `match(where)`: a reader of all events that match, on whatever bus
+        they are emitted. With `since` (a time, an age as seconds or timedelta, or a text like "15m"), the recorded
+        messages since then come first, followed by live messages without gaps or duplicates; raises SubscribeError for
+        an invalid time.
         """
-        if (channel is None) == (pattern is None):
+        if channel is not None and pattern is not None:
             raise TypeError("subscribe() takes either a channel or pattern=..., not both")
+        if channel is None and since is not None:
+            raise TypeError("since=... needs a channel: messages are recorded per channel, not per pattern or filter")
+        name = channel if channel is not None else pattern
+        if name is None:
+            if where is None:
+                raise TypeError("subscribe() takes a channel, pattern=... or where=...; none of them was given")
+            return self.match(where)
         if self._shell is not None and self._shell.refusals.count:
             self._shell.refusals.raise_all()
-        name = channel if channel is not None else pattern
-        assert name is not None
         wanted = where if where is None or isinstance(where, Filter) else parse(where, self.limits)
-        if since is not None and channel is None:
-            raise TypeError("since=... needs a channel: messages are recorded per channel, not per pattern")
         since_us = None if since is None else time_us_of(since, self.runtime.wall())
         check = check_pattern if channel is None else check_channel_name
         return Subscription(self, check(name, self.limits), channel is None, wanted, since_us)

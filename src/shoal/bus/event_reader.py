@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 CONVERSATION_BITS: Final = 60
 TICK_S: Final = 0.25
+PARSED_TOGETHER: Final = 64
+"""Filters that are parsed before the bus is served again."""
 LETTER_ROOM: Final = 1024
 """Bytes of a letter besides the attributes and the payload of an event."""
 
@@ -70,6 +72,8 @@ class MatchingStatistics(msgspec.Struct, frozen=True):
     """Events that came again after an engine began again, and were dropped."""
     unread: int
     """Messages of the engine that wait, because a reader is full."""
+    filters: int = 0
+    """Filters of all readers."""
 
 
 class Matching:
@@ -91,16 +95,21 @@ class Matching:
         if self._opened:
             raise SubscribeError("this reader was already opened", do="call match() again for a new one")
         self._opened = True
-        if self._where is None:
-            await self._matching.start()
-        else:
-            await self.add_many({str(self._where): self._where})
+        self._matching.opened(self)
+        try:
+            if self._where is None:
+                await self._matching.start()
+            else:
+                await self.add_many({str(self._where): self._where})
+        except BaseException:
+            await self.aclose()
+            raise
         return self
 
     async def aclose(self) -> None:
         """End the filters; events that have arrived can still be taken."""
         self._closed = True
-        self._matching.remove(self, list(self._names))
+        self._matching.closed(self, list(self._names))
         self._names.clear()
         self._numbers.clear()
         self._wake()
@@ -124,8 +133,9 @@ class Matching:
         refuses it, or if its name is used already; then none is added."""
         if not self._opened or self._closed:
             raise SubscribeError("this reader is not open", do="enter it: async with bus.match(...) as events")
-        limits = self._matching.limits
-        parsed = {name: one if isinstance(one, Filter) else parse(one, limits) for name, one in filters.items()}
+        parsed = await self._parse(filters)
+        if self._closed:
+            raise SubscribeError("this reader was closed meanwhile")
         if known := self._numbers.keys() & parsed.keys():
             raise FilterError(f"this reader has a filter {min(known)!r} already", do="remove it first")
         numbers = self._matching.add(self, parsed.values())
@@ -136,6 +146,16 @@ class Matching:
         except BaseException:
             self._drop(list(parsed))
             raise
+
+    async def _parse(self, filters: Mapping[str, str | Filter]) -> dict[str, Filter]:
+        """Parse filters. With many, the bus is served meanwhile."""
+        limits = self._matching.limits
+        parsed: dict[str, Filter] = {}
+        for name, one in filters.items():
+            parsed[name] = one if isinstance(one, Filter) else parse(one, limits)
+            if not len(parsed) % PARSED_TOGETHER:
+                await asyncio.sleep(0)
+        return parsed
 
     async def remove(self, *names: str) -> None:
         """Remove filters. Raises FilterError if there is none of a name."""
@@ -148,7 +168,7 @@ class Matching:
         numbers = [self._numbers.pop(name) for name in names]
         for number in numbers:
             del self._names[number]
-        self._matching.remove(self, numbers)
+        self._matching.remove(numbers)
 
     @property
     def filters(self) -> list[str]:
@@ -213,7 +233,9 @@ class Matching:
         self._wake()
 
     def missed(self, reason: str) -> None:
-        """Events may be missing here."""
+        """Events may be missing here, if the reader has filters."""
+        if not self._numbers:
+            return
         self._items.append(Gap("", None, 0, None, reason))
         self._wake()
 
@@ -227,6 +249,16 @@ class Matching:
             resolve(self._waiter)
 
 
+class _Awaited:
+    """Filters that were added together. `done` is resolved when all are in force."""
+
+    __slots__ = ("done", "left")
+
+    def __init__(self, count: int) -> None:
+        self.left = count
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+
 class BusMatching:
     """What a bus needs to emit and match: one conversation with the engine for all readers."""
 
@@ -236,7 +268,10 @@ class BusMatching:
         self.limits = bus.limits
         random = bus.runtime.random
         self._core = EngineClient(bus.limits, lambda: random.getrandbits(CONVERSATION_BITS) | 1, rules)
-        self._readers: dict[int, Matching] = {}
+        self._reader_of: dict[int, Matching] = {}
+        """By filter; a reader may have many."""
+        self._readers: dict[Matching, None] = {}
+        """The readers that are open."""
         self._starting: asyncio.Task[None] | None = None
         self._ticking: asyncio.Task[None] | None = None
         self._call: Subscription | None = None
@@ -244,7 +279,7 @@ class BusMatching:
         self._client = 0
         self._waiting: deque[bytes] = deque()
         """Letters that wait for room in the publish buffer."""
-        self._in_force: dict[int, asyncio.Future[None]] = {}
+        self._awaited: dict[int, _Awaited] = {}
         self._taken: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._rooms: deque[asyncio.Future[None]] = deque()
         self._closed = False
@@ -261,7 +296,7 @@ class BusMatching:
     def statistics(self) -> MatchingStatistics:
         """The present counts."""
         unread = self._seat.waiting if self._seat is not None else 0
-        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread)
+        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread, self._core.filters)
 
     async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> int:
         """Emit an event; see `Bus.emit`."""
@@ -298,7 +333,8 @@ class BusMatching:
     def _unavailable(self, what: str) -> EngineUnavailableError:
         return EngineUnavailableError(
             f"the engine does not answer: {what}",
-            do="check `shoal engine status`; `shoal up --engine` starts an engine",
+            do="check `shoal engine status`; a cluster of `shoal up` starts its engine at the first use, unless it was "
+            "started with --no-engine; elsewhere `shoal engine run` does",
         )
 
     # For readers
@@ -307,28 +343,40 @@ class BusMatching:
         """Add filters of a reader; returns their numbers."""
         numbers = self._core.add(_encode(one) for one in filters)
         for number in numbers:
-            self._readers[number] = reader
+            self._reader_of[number] = reader
         return numbers
 
     async def in_force(self, numbers: list[int]) -> None:
         """Wait until filters are in force."""
-        loop = asyncio.get_running_loop()
-        waiters = [self._in_force.setdefault(number, loop.create_future()) for number in numbers]
+        if not numbers:
+            return
+        awaited = _Awaited(len(numbers))
+        self._awaited.update(dict.fromkeys(numbers, awaited))
         try:
             async with asyncio.timeout(self.limits.subscribe_timeout_s):
                 await self.start()
                 self._soon()
-                await asyncio.gather(*waiters)
+                await awaited.done
         except TimeoutError:
             raise self._unavailable("no filter is in force") from None
         finally:
             for number in numbers:
-                self._in_force.pop(number, None)
+                self._awaited.pop(number, None)
 
-    def remove(self, reader: Matching, numbers: list[int]) -> None:
-        """Remove filters of a reader."""
+    def opened(self, reader: Matching) -> None:
+        """A reader begins."""
+        self._readers[reader] = None
+
+    def closed(self, reader: Matching, numbers: list[int]) -> None:
+        """A reader ends, with its filters."""
+        self._readers.pop(reader, None)
+        self.remove(numbers)
+        self.made_room()
+
+    def remove(self, numbers: list[int]) -> None:
+        """Remove filters."""
         for number in numbers:
-            self._readers.pop(number, None)
+            self._reader_of.pop(number, None)
         if numbers and not self._closed:
             self._core.remove(numbers)
             self._soon()
@@ -395,7 +443,7 @@ class BusMatching:
             if isinstance(item, Message):
                 with contextlib.suppress(ProtocolError):
                     self._core.called(decode_roll(item.payload), now)
-        while not any(reader.is_full for reader in self._readers.values()):
+        while not any(reader.is_full for reader in self._readers):
             item = self._seat.get_nowait()
             if item is None:
                 break
@@ -428,8 +476,8 @@ class BusMatching:
         if isinstance(effect, Arrived):
             by_reader: dict[Matching, list[int]] = {}
             for number in effect.numbers:
-                if number in self._readers:
-                    by_reader.setdefault(self._readers[number], []).append(number)
+                if (found := self._reader_of.get(number)) is not None:
+                    by_reader.setdefault(found, []).append(number)
             for reader, numbers in by_reader.items():
                 reader.deliver(effect, numbers)
         elif isinstance(effect, NowTaken):
@@ -437,20 +485,22 @@ class BusMatching:
                 resolve(self._taken.popleft()[1])
         elif isinstance(effect, NowInForce):
             for number in effect.numbers:
-                if number in self._in_force:
-                    resolve(self._in_force[number])
+                if (awaited := self._awaited.pop(number, None)) is not None:
+                    awaited.left -= 1
+                    if not awaited.left:
+                        resolve(awaited.done)
         elif isinstance(effect, FilterRefused):
-            waiter = self._in_force.get(effect.number)
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
+            if (awaited := self._awaited.pop(effect.number, None)) is not None and not awaited.done.done():
+                awaited.done.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
         elif isinstance(effect, Missed):
-            for reader in dict.fromkeys(self._readers.values()):
+            for reader in self._readers:
                 reader.missed(effect.reason)
         elif isinstance(effect, EventRejected):
             self._reject(effect)
         elif isinstance(effect, NotAdmitted):
             error = EngineUnavailableError(f"the engine refuses this client: {effect.reason}")
-            for waiter in [*self._in_force.values(), *self._rooms, *(done for _, done in self._taken)]:
+            waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
+            for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
                 if not waiter.done():
                     waiter.set_exception(error)
 
@@ -483,7 +533,7 @@ class BusMatching:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
         error = BusClosedError("the bus was closed; its match() ended with it")
-        for reader in dict.fromkeys(self._readers.values()):
+        for reader in self._readers:
             reader.fail(error)
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from shoal.cli import bench_match, bench_pipeline, bench_queue, bench_recording
+from shoal.cli import bench_engine, bench_match, bench_pipeline, bench_queue, bench_recording
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, console, figures_table, note, result
 from shoal.lab.bench import channels, plan
@@ -28,14 +28,15 @@ def register(subparsers: Subparsers) -> None:
         example="shoal bench channels\nshoal bench plan --channels 1000000 --servers 1000 --json\n"
         "shoal bench match --workload hard --subscriptions 100000\nshoal bench quotes --quotes stockquotes.tar.gz\n"
         "shoal bench pipeline --only match --events 1000000\nshoal bench recording --json\n"
-        "shoal bench queue --only throughput --messages 20000",
+        "shoal bench queue --only throughput --messages 20000\nshoal bench engine --json",
         description="channels: the bus and other clients, on a separate cluster on this machine.\n"
         "plan: one decision of every policy for the same channels and servers.\n"
         "match: the filter index and naive Python, NumPy, Polars and DuckDB, or with changing subscriptions.\n"
         "quotes: subscriptions from the templates of the PADRES paper against every stock quote.\n"
         "pipeline: each Spark job and the same function on one core.\n"
         "recording: the rate that the recorder of a server sustains, and the burst that it absorbs.\n"
-        "queue: queues, Redis Streams, Dramatiq and arq on durable stores; fails if a goal is missed.",
+        "queue: queues, Redis Streams, Dramatiq and arq on durable stores; fails if a goal is missed.\n"
+        "engine: emit and match beside channels, with and without where=; fails if a goal is missed.",
     )
     parser.add_argument("name", choices=tuple(RUNS), metavar="NAME", help=" or ".join(RUNS))
     parser.add_argument(
@@ -195,5 +196,6 @@ RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[arg
     "pipeline": (bench_pipeline.measure, bench_pipeline.show),
     "recording": (bench_recording.measure, bench_recording.show),
     "queue": (bench_queue.measure, bench_queue.show),
+    "engine": (bench_engine.measure, bench_engine.show),
 }
 """Benchmark name to its measuring and its display function."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Final
 
+from shoal.cli.bench_engine import PARTS as ENGINE_PARTS
 from shoal.cli.bench_queue import PARTS as QUEUE_PARTS
 from shoal.cli.numbers import positive_int
 from shoal.cli.output import console, figures_table, note, short_number
@@ -20,15 +21,21 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     """Add the flags."""
     parser.add_argument(
         "--only",
-        choices=(*PARTS, *QUEUE_PARTS),
+        choices=tuple(dict.fromkeys((*PARTS, *QUEUE_PARTS, *ENGINE_PARTS))),
         action="append",
         metavar="PART",
-        help=f"{', '.join(PARTS)}; queue: {', '.join(QUEUE_PARTS)}; can be repeated (default: all)",
+        help=f"{', '.join(PARTS)}; queue: {', '.join(QUEUE_PARTS)}; engine: {', '.join(ENGINE_PARTS)}; can be repeated "
+        "(default: all)",
     )
     parser.add_argument(
-        "--events", type=positive_int, metavar="N", help="match: events in the archive (default 2,000,000)"
+        "--events",
+        type=positive_int,
+        metavar="N",
+        help="match: events in the archive (default 2,000,000); engine: events (default 20,000)",
     )
-    parser.add_argument("--filters", type=positive_int, metavar="N", help="match: number of filters (default 100,000)")
+    parser.add_argument(
+        "--filters", type=positive_int, metavar="N", help="match, engine: number of filters (default 100,000)"
+    )
     parser.add_argument(
         "--live-seconds", type=positive_int, metavar="S", help="load: seconds of live input (default 20)"
     )

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, age_text, colour_wanted, note, plural, result, short_count, shown
+from shoal.cli.output import (
+    Subparsers,
+    add_command,
+    age_text,
+    colour_wanted,
+    engine_line,
+    note,
+    plural,
+    result,
+    short_count,
+    shown,
+)
 from shoal.cli.users import secret_text
 from shoal.cluster.state import StateDir, state_dir_at
 from shoal.errors import ConfigError, NotRunningError
@@ -63,7 +74,11 @@ def register(subparsers: Subparsers) -> None:
         metavar="N",
         help="number of stores at first; one is started when the first queue needs it (default 0)",
     )
-    parser.add_argument("--engine", action="store_true", help="also run an engine, for `emit` and `match`")
+    engine = parser.add_mutually_exclusive_group()
+    engine.add_argument(
+        "--engine", action="store_true", help="run an engine at once; otherwise the first `emit` or `match` starts it"
+    )
+    engine.add_argument("--no-engine", action="store_true", help="run no engine: `emit` and `match` fail")
     parser.add_argument(
         "--balancers",
         type=int,
@@ -147,7 +162,7 @@ def run_up(args: argparse.Namespace) -> int:
     if not 0 <= args.stores <= _STORES_MAX:
         raise ConfigError(f"--stores is {args.stores}", do=f"give a number from 0 to {_STORES_MAX}")
     flags = [*_balancer_flags(args, servers), "--stores", str(args.stores)]
-    flags += ["--engine"] if args.engine else []
+    flags += ["--engine"] if args.engine else ["--no-engine"] if args.no_engine else []
     if args.config:
         os.environ["SHOAL_CONFIG"] = str(Path(args.config).absolute())
     ports = MetricsPorts(args.settings.metrics_port, args.settings.metrics_host)
@@ -335,6 +350,8 @@ def _report_lines(report: ClusterReport, ready: bool) -> list[str]:
         row += f"{measured.connections:>8}{measured.channels:>7}{measured.messages_per_s:>8.0f}"
         lines.append(f"{row}{measured.bytes_out_per_s / 1000:>8.1f}{measured.load_ratio:>6.0%}")
     lines += _queue_lines(report)
+    if report.engine is not None:
+        lines += ["", engine_line(report.engine)]
     if report.outside:
         lines.append(f"not in the ring: {', '.join(f'{name} ({state})' for name, state in report.outside.items())}")
     return lines

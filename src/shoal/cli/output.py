@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from shoal.engine.engine_report import EngineReport
+
 Subparsers: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 Handler: TypeAlias = Callable[[argparse.Namespace], int]
 
@@ -192,3 +194,11 @@ def short_count(value: float | None) -> str:
 def age_text(seconds: float | None) -> str:
     """An age; `-` if it is unknown or 0, because nothing waits."""
     return "-" if not seconds else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def engine_line(engine: EngineReport) -> str:
+    """The engine in one line, for `status` and `top`."""
+    return (
+        f"engine {engine.configuration}, instance {engine.instance}: {plural(engine.clients, 'client')}, "
+        f"{plural(engine.filters, 'filter')}, {engine.events_per_s:,.0f} events/s, {engine.in_flight} in flight"
+    )

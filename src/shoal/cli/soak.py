@@ -1,8 +1,8 @@
 """`shoal soak`: the simulator's checks against real processes on real servers, optionally with faults.
 
 Owns the command's flags and output. The runs are in `shoal.lab.soak.run`, `shoal.lab.soak.balancer_round`,
-`shoal.lab.soak.hostile_round`, `shoal.lab.soak.redis_round`, `shoal.lab.soak.pipeline_round` and
-`shoal.lab.soak.queue_round`.
+`shoal.lab.soak.hostile_round`, `shoal.lab.soak.redis_round`, `shoal.lab.soak.pipeline_round`,
+`shoal.lab.soak.queue_round` and `shoal.lab.soak.engine_round`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.lab.soak.balancer_round import BalancedOptions
+    from shoal.lab.soak.engine_round import EngineSoakOptions
     from shoal.lab.soak.hostile_round import HostileOptions
     from shoal.lab.soak.outcome import BaseOutcome, SoakOptions
     from shoal.lab.soak.queue_round import QueueSoakOptions
@@ -40,10 +41,14 @@ SECONDS = {
     "redis": 40.0,
     "pipeline": 90.0,
     "queue": 90.0,
+    "engine": 60.0,
 }
 QUEUE_OPTIONS = {"consumers": (8, 1, 64), "keys": (200, 1, 100_000), "kills": (40, 0, 1000)}
 """Options of `soak queue`: default, least and most."""
 QUEUE_MOVES_MAX = 1000
+ENGINE_OPTIONS = {"filters": (100_000, 100, 1_000_000), "rate": (2000, 20, 20_000)}
+"""Options of `soak engine`: default, least and most."""
+ENGINE_CHANGES_MAX = 1000
 HOSTILE_SERVERS = 2
 HOSTILE_SUBSCRIBERS = 40
 SURGE_SECONDS_MIN = 15.0
@@ -80,7 +85,10 @@ def register(subparsers: Subparsers) -> None:
         "a server joins, the driver is killed and a server is killed. Nothing owed may be missing, doubled or late.\n"
         "queue: consumers, producers, store agents and the store are killed while a queue is used; with --moves its "
         "shards move between two stores. Every accepted message must be processed, in order per key, by one "
-        "consumer at a time, and only those of killed consumers may come twice.",
+        "consumer at a time, and only those of killed consumers may come twice.\n"
+        "engine: events are matched against many filters; with --kill the engine's processes are killed in turn. "
+        "Every event must arrive at every reader with a matching filter, once and in order, and deliveries must go on "
+        "within 3 s of a kill.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -94,7 +102,8 @@ def register(subparsers: Subparsers) -> None:
         "shoal soak redis --json\n"
         "shoal soak pipeline --seconds 90 --json\n"
         "shoal soak queue --consumers 8 --keys 200 --kills 40 --seconds 90 --json\n"
-        "shoal soak queue --moves 20 --seconds 60",
+        "shoal soak queue --moves 20 --seconds 60\n"
+        "shoal soak engine --kill --seconds 60 --json",
     )
     parser.add_argument("protocol", choices=[*SECONDS], metavar="SCENARIO", help=", ".join(SECONDS))
     parser.add_argument(
@@ -121,6 +130,13 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--burst", type=int, metavar="N", help="moves: move this many channels at once instead")
     for name, (default, _, _) in QUEUE_OPTIONS.items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"queue: number of {name} (default {default})")
+    for name, (default, _, _) in ENGINE_OPTIONS.items():
+        what = "number of filters" if name == "filters" else "events in a second"
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=f"engine: {what} (default {default})")
+    parser.add_argument("--kill", action="store_true", help="engine: kill processes of the engine in turn")
+    parser.add_argument(
+        "--scale", type=int, metavar="N", help="engine: change the number of matchers N times (default 0)"
+    )
     parser.add_argument(
         "--attack", action="append", metavar="NAME", help="hostile: run only this attack; may be repeated (default all)"
     )
@@ -181,7 +197,12 @@ def _work(args: argparse.Namespace) -> Callable[[Tell], BaseOutcome]:
 
         queue = _queue_options(args)
         return lambda tell: asyncio.run(run_queue(queue, tell))
-    _refuse(args, QUEUE_OPTIONS)
+    if args.protocol == "engine":
+        from shoal.lab.soak.engine_round import run_engine
+
+        engine = _engine_options(args)
+        return lambda tell: asyncio.run(run_engine(engine, tell))
+    _refuse(args, (*QUEUE_OPTIONS, *ENGINE_OPTIONS, "kill", "scale"))
     if args.attack:
         raise ConfigError("--attack applies only to `shoal soak hostile`", do="omit it")
     args.servers = 4 if args.servers is None else args.servers
@@ -202,8 +223,8 @@ def _seconds(args: argparse.Namespace) -> float:
 
 def _refuse_others(args: argparse.Namespace, keep: tuple[str, ...] = ()) -> None:
     """Raise ConfigError for options of other soaks; `keep` names those of this one."""
-    load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack", *QUEUE_OPTIONS)
-    others = (*load, "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze")
+    load = ("servers", "subscribers", "seconds", "to", "moves", "burst", "attack", *QUEUE_OPTIONS, *ENGINE_OPTIONS)
+    others = (*load, "kill", "scale", "kill_agents", "kill_server", "kill_coordinator", "tls", "freeze")
     _refuse(args, [name for name in others if name not in keep])
 
 
@@ -219,7 +240,8 @@ def _hostile_options(args: argparse.Namespace) -> HostileOptions:
     from shoal.lab.soak.attacks import ATTACKS
     from shoal.lab.soak.hostile_round import HostileOptions
 
-    _refuse(args, ("to", "moves", "burst", "kill_agents", "kill_server", "kill_coordinator", *QUEUE_OPTIONS))
+    _refuse(args, ("to", "moves", "burst", "kill", "scale", "kill_agents", "kill_server", "kill_coordinator"))
+    _refuse(args, (*QUEUE_OPTIONS, *ENGINE_OPTIONS))
     servers = HOSTILE_SERVERS if args.servers is None else args.servers
     if not 1 <= servers <= SERVERS_MAX:
         raise ConfigError(f"--servers is {servers}", do=f"give a number from 1 to {SERVERS_MAX}")
@@ -241,14 +263,31 @@ def _queue_options(args: argparse.Namespace) -> QueueSoakOptions:
     from shoal.lab.soak.queue_round import QueueSoakOptions
 
     _refuse_others(args, keep=("seconds", "moves", *QUEUE_OPTIONS))
+    chosen = _numbers(args, {**QUEUE_OPTIONS, "moves": (0, 0, QUEUE_MOVES_MAX)})
+    return QueueSoakOptions(**chosen, seconds=_checked_seconds(args), seed=args.seed, limits=args.settings.limits)
+
+
+def _engine_options(args: argparse.Namespace) -> EngineSoakOptions:
+    from shoal.lab.soak.engine_round import SECONDS_MIN as LEAST_S
+    from shoal.lab.soak.engine_round import EngineSoakOptions
+
+    _refuse_others(args, keep=("seconds", "kill", "scale", *ENGINE_OPTIONS))
+    seconds = _checked_seconds(args)
+    if args.kill and seconds < LEAST_S:
+        raise ConfigError(f"--seconds is {seconds:g}", do=f"give at least {LEAST_S:g} with --kill")
+    chosen = _numbers(args, {**ENGINE_OPTIONS, "scale": (0, 0, ENGINE_CHANGES_MAX)})
+    return EngineSoakOptions(**chosen, seconds=seconds, seed=args.seed, limits=args.settings.limits, kill=args.kill)
+
+
+def _numbers(args: argparse.Namespace, limits: dict[str, tuple[int, int, int]]) -> dict[str, int]:
+    """Return options with their defaults; raises ConfigError for one below the least or above the most."""
     chosen = {}
-    limits = {**QUEUE_OPTIONS, "moves": (0, 0, QUEUE_MOVES_MAX)}
     for name, (default, least, most) in limits.items():
         given = getattr(args, name)
         chosen[name] = default if given is None else given
         if not least <= chosen[name] <= most:
             raise ConfigError(f"--{name} is {chosen[name]}", do=f"give a number from {least} to {most}")
-    return QueueSoakOptions(**chosen, seconds=_checked_seconds(args), seed=args.seed, limits=args.settings.limits)
+    return chosen
 
 
 def _subscribers(args: argparse.Namespace, default: int) -> int:
@@ -389,6 +428,8 @@ def _text(facts: dict[str, Any]) -> str:
             rows |= _pipeline_rows(facts)
         case "queue":
             rows |= _queue_rows(facts)
+        case "engine":
+            rows |= _engine_rows(facts)
         case _:
             rows |= _balance_rows(facts) | _fate_rows(facts)
     rows["violations"] = f"{facts['violation_count']}"
@@ -441,6 +482,19 @@ def _queue_rows(facts: dict[str, Any]) -> dict[str, str]:
         "overlapped": f"{facts['overlapped']}",
         "came again": f"{facts['repeated']}, {facts['unexplained_duplicates']} without a reason",
         "taken over": f"{facts['takeovers']} messages of killed consumers: {taken}",
+    }
+
+
+def _engine_rows(facts: dict[str, Any]) -> dict[str, str]:
+    """Rows for a run with an engine."""
+    recovered = facts["recovered_s_max"]
+    return {
+        "owed": f"{facts['owed']:,} pairs of event and filter; {facts['missed']} missing and reported",
+        "unmatched": f"{facts['unmatched']}",
+        "false alarms": f"{facts['false_alarms']}",
+        "changes": f"{facts['scalings']} of the number of matchers, {facts['given_up']} given up; "
+        f"longest {facts['scaling_seconds_max']} s",
+        "recovered": "no kills" if recovered is None else f"after {recovered} s at most, {facts['kills']} kills",
     }
 
 

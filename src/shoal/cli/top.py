@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, console, plural, result
+from shoal.cli.output import Subparsers, add_command, console, engine_line, plural, result
 from shoal.cli.plan_pin import printable
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance, table
 from shoal.cli.top_queues import StoreRow, render_queues, store_row, stores_of
 from shoal.cluster.last_record import LastRecord, last_records
 from shoal.cluster.queue_rows import STALE_S, QueueRow, queue_rows
-from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError
+from shoal.engine.engine_report import EngineReport, read_report
+from shoal.engine.messages import MAIN
+from shoal.errors import ClusterNotFoundError, ConfigError, CoordinatorError, ProtocolError
 from shoal.load.kinds import CHANNEL
 
 if TYPE_CHECKING:
@@ -85,6 +87,8 @@ class ClusterSnapshot(msgspec.Struct, frozen=True):
     stores: tuple[StoreRow, ...] = ()
     queues: tuple[QueueRow, ...] = ()
     """Those with most messages first."""
+    engine: EngineReport | None = None
+    """The engine that serves; None if there is none."""
 
 
 class Source:
@@ -103,6 +107,7 @@ class Source:
         self._coordinator = coordinator
         self._verifier = verifier
         self._balance = BalanceReader(coordinator) if coordinator else None
+        self.engine: EngineReport | None = None
 
     async def look(self) -> BalanceView | None:
         """Read the coordinator's current state, and use the servers of its ring from now on."""
@@ -110,6 +115,9 @@ class Source:
 
         if self._coordinator is None or self._balance is None:
             return None
+        self.engine = None
+        with contextlib.suppress(CoordinatorError, ProtocolError):
+            self.engine = await read_report(self._coordinator, MAIN)
         with contextlib.suppress(CoordinatorError):
             stored = await self._coordinator.get(RING_KEY)
             if stored is not None:
@@ -234,6 +242,7 @@ async def look(source: Source, channels_max: int) -> ClusterSnapshot:
         balance=balance,
         stores=tuple(stores),
         queues=queues,
+        engine=source.engine,
     )
 
 
@@ -350,7 +359,8 @@ def render(snapshot: ClusterSnapshot) -> Group:
         )
     balance = render_balance(snapshot.balance) if snapshot.balance else ()
     queues = render_queues(snapshot.stores, snapshot.queues)
-    return Group(servers, *troubles, Text(), channels, Text(), *queues, *balance)
+    engine = (Text(engine_line(snapshot.engine)), Text()) if snapshot.engine is not None else ()
+    return Group(servers, *troubles, Text(), channels, Text(), *queues, *engine, *balance)
 
 
 def _count(value: float | None) -> str:

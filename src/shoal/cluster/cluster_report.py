@@ -20,6 +20,9 @@ from shoal.cluster.server_load import ServerLoad, measure_loads
 from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator, LeaseInfo
 from shoal.coordination.link import Address
+from shoal.engine.engine_report import EngineReport
+from shoal.engine.engine_report import read_report as read_engine
+from shoal.engine.messages import MAIN
 from shoal.errors import CoordinatorError, ProtocolError, ShoalError
 from shoal.leader.host_group import read_address
 from shoal.leader.keeper_shell import LEASES
@@ -126,6 +129,8 @@ class ClusterReport(msgspec.Struct, frozen=True):
     """Requests about queues that have not ended."""
     queue_levels: tuple[QueueLevels, ...] = ()
     """What queues hold, those with most messages first."""
+    engine: EngineReport | None = None
+    """The engine that serves; None if there is none, or it is unknown."""
 
     @property
     def silent(self) -> tuple[str, ...]:
@@ -162,6 +167,7 @@ class _Plan(msgspec.Struct, frozen=True):
     queues: tuple[QueueEntry, ...]
     queues_requested: int | None
     reports: dict[str, QueueReport]
+    engine: EngineReport | None
 
 
 async def read_report(
@@ -219,6 +225,7 @@ async def read_report(
         queues_unavailable=_unavailable(plan) if plan else {},
         queues_requested=plan.queues_requested if plan else None,
         queue_levels=_levels(plan, records, PRODUCTION.wall()) if plan else (),
+        engine=plan.engine if plan else None,
     )
 
 
@@ -334,6 +341,7 @@ async def _read_plan(coordinator: Coordinator, key: bytes | None) -> _Plan:
         queues,
         None if queue_requests is None else len(queue_requests),
         {report.host: report for kept in (reports or {}).values() if (report := _read_report(kept.value))},
+        await _allowed(read_engine(coordinator, MAIN)),
     )
 
 

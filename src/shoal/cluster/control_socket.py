@@ -7,6 +7,7 @@ of the state directory can reach it. The cluster carries out the requests.
     {"do": "kill", "name": "s1"}, and likewise restart, hold, release, pause, resume
     {"do": "add", "count": 2}, and "kind" and "site" of the hosts; answered with their ids when their processes run
     {"do": "remove", "name": "s1"}, a host and its agent
+    {"do": "engines", "count": 4}, processes of the engine, those that run included
     {"do": "recover", "source": "/backup/q1"}, a store from its directory; "replace" if it runs and has lost its data
     {"do": "renew"}, the certificates; answered with the servers that have not loaded theirs yet
     {"do": "rotate", "name": "client"}, and likewise revoke: the passwords of a role, or of all roles ("")
@@ -50,6 +51,7 @@ Action = Literal[
     "resume",
     "add",
     "remove",
+    "engines",
     "recover",
     "rotate",
     "revoke",
@@ -142,6 +144,10 @@ async def _answer(cluster: LocalCluster, line: bytes) -> ControlReply:
                 return ControlReply(True, servers=added)
             case "remove":
                 await cluster.remove_host(request.name)
+            case "engines":
+                if not 1 <= request.count <= ADD_MAX:
+                    raise ClusterError(f"cannot run {request.count} engines", do=f"ask for 1 to {ADD_MAX}")
+                await cluster.run_engines(request.count)
             case "recover":
                 return ControlReply(True, servers=(await cluster.recover_store(Path(request.source), request.replace),))
             case "renew":

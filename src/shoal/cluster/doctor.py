@@ -79,6 +79,7 @@ def examine(directory: StateDir, servers: Sequence[Address] = ()) -> list[Findin
         _open_files(),
         _ports(),
         _state(directory),
+        *_engine(directory),
         *_certificates(directory),
         *map(_settings, (*_local_servers(directory), *servers)),
     ]
@@ -249,6 +250,21 @@ def _certificates(directory: StateDir) -> Iterator[Finding]:
                 yield Finding("tls", "warn", f"{path} expires in {left_s / _DAY_S:.1f} days", "run `shoal tls renew`")
             else:
                 yield Finding("tls", "ok", f"{path}, the first to expire, is valid for {left_s / _DAY_S:.0f} days")
+
+
+def _engine(directory: StateDir) -> Iterator[Finding]:
+    """The engine of a cluster that runs here."""
+    try:
+        state = directory.read()
+    except (ClusterError, VersionError):
+        return
+    if state is None or directory.owner() is None:
+        return
+    processes = [one.pid for one in state.others.get("engine", ()) if is_running(one)]
+    if processes:
+        yield Finding("engine", "ok", f"an engine runs (process {', '.join(map(str, processes))})")
+    else:
+        yield Finding("engine", "ok", "no engine runs; the first `emit` or `match` starts it, unless --no-engine")
 
 
 def _state(directory: StateDir) -> Finding:

@@ -20,7 +20,6 @@ from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
-    ENGINE_CHILD,
     WINDOWS_JOB,
     AgentCommand,
     ServerPart,
@@ -28,6 +27,7 @@ from shoal.cluster.parts import (
     Sites,
     agent_name,
     answers,
+    engine_name,
     make_agent,
     make_balancer,
     make_engine,
@@ -321,11 +321,11 @@ class Fleet:
             write_private(new, self._metrics.targets(pages))
             new.replace(self._directory.targets_file)
 
-    async def start_engine(self) -> None:
-        """Starts the engine."""
-        child = make_engine(self._directory, self._timing, self._changed)
-        self._children[ENGINE_CHILD] = child
-        await child.start()
+    async def start_engine(self, number: int = 1) -> None:
+        """Starts a process of the engine, if it does not run. One of several has the access point; the others have a
+        matcher or an exit point, or stand by."""
+        if engine_name(number) not in self._children:
+            await self.start_child(make_engine(engine_name(number), self._directory, self._timing, self._changed))
 
     async def start_windows_job(self, environment: Mapping[str, str]) -> None:
         """Starts the Spark job that folds load windows."""

@@ -28,16 +28,17 @@ from shoal.balance.window_source import Way
 from shoal.cluster.acl import ADMIN, AGENT, CLIENT, ENGINE, PIPELINE, READER
 from shoal.cluster.cluster_timeouts import DEFAULT_TIMING, Timing
 from shoal.cluster.control_socket import serve_requests
+from shoal.cluster.engine_caller import EngineCaller
 from shoal.cluster.fleet import COORDINATOR as COORDINATOR
 from shoal.cluster.fleet import NO_METRICS, Fleet
 from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
-    ENGINE_CHILD,
     AgentCommand,
     Sites,
     agent_name,
+    engine_name,
     limited,
     loopback,
     shoal_agent,
@@ -95,10 +96,10 @@ class LocalCluster:
     Spark job folds load windows for the balancers. With `tls` all connections use TLS, with certificates of an
     authority of the cluster's own; None means `default_tls`. `metrics` are the ports of metrics pages. `stores` is the
     number of stores at first; balancers add one when the first queue is created. With `engine`, an engine matches
-    events. The end of a cluster with stores keeps its data in `state_dir`. With `resume`, a cluster in `state_dir`
-    whose supervisor was killed, or that was stopped and has stores, is continued: the same servers, stores, ports,
-    passwords, key and plan. Messages that its servers
-    had recorded are gone.
+    events; with `engine_when_asked`, it is started when a client emits or matches. The end of a cluster with stores
+    keeps its data in `state_dir`. With `resume`, a cluster in `state_dir` whose supervisor was killed, or that was
+    stopped and has stores, is continued: the same servers, stores, ports, passwords, key and plan. Messages that its
+    servers had recorded are gone.
     """
 
     default_tls: ClassVar[bool] = False
@@ -115,6 +116,7 @@ class LocalCluster:
         agent_command: AgentCommand = shoal_agent,
         balancers: int = 0,
         engine: bool = False,
+        engine_when_asked: bool = False,
         policy: str = "shoal",
         auto: bool = True,
         servers_min: int | None = None,
@@ -147,6 +149,7 @@ class LocalCluster:
         self._agent_command = with_metrics(limited(agent_command, max_out_bytes_per_s), metrics)
         self._balancers = balancers
         self._with_engine = engine
+        self._engine_when_asked = engine_when_asked and not engine
         least = servers if servers_min is None else servers_min
         most = max(servers, DEFAULT_OPTIONS.servers_max) if servers_max is None else servers_max
         self._balancer_flags = (
@@ -303,6 +306,11 @@ class LocalCluster:
     async def add_hosts(self, kind: str, count: int, site: str = "") -> tuple[str, ...]:
         """Starts more hosts of a kind, with new ids."""
         return await self._running.add(kind, count, site)
+
+    async def run_engines(self, count: int) -> None:
+        """Starts processes of the engine until there are `count`."""
+        for number in range(1, count + 1):
+            await self._running.start_engine(number)
 
     async def remove_host(self, name: str) -> None:
         """Stops a host and its agent permanently, even if it has channels: drain it first."""
@@ -487,6 +495,13 @@ class LocalCluster:
             if self._with_engine:
                 await fleet.start_engine()
                 await self._engine_serves()
+            elif self._engine_when_asked:
+                tls = None if self._certificates is None else self._certificates.settings(ADMIN)
+                caller = EngineCaller(
+                    lambda: self.servers, lambda: self._users.passwords[ADMIN], tls, fleet.start_engine
+                )
+                calling = asyncio.create_task(caller.run(), name="engine caller")
+                self._stack.push_async_callback(_cancel, calling)
         await self._stack.enter_async_context(serve_requests(self, self.ended.set))
         self._entered = True
 
@@ -496,7 +511,7 @@ class LocalCluster:
         deadline = time.monotonic() + 2 * self._timing.start_timeout_s
         while await self._coordinator.get(report_key(MAIN)) is None:
             if time.monotonic() > deadline:
-                log = log_tail(self.directory.log(ENGINE_CHILD))
+                log = log_tail(self.directory.log(engine_name()))
                 raise ClusterError("the engine does not serve in time", do=f"see the end of its log\n{log}")
             await asyncio.sleep(_READY_POLL_S)
 

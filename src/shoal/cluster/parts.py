@@ -34,7 +34,6 @@ AgentCommand: TypeAlias = Callable[[ServerAddress], Sequence[str]]
 
 URL_VARIABLE: Final = "SHOAL_URL"
 WINDOWS_JOB: Final = "load-windows"
-ENGINE_CHILD: Final = "engine-main-1"
 _ANSWER_TIMEOUT_S: Final = 1.0
 
 
@@ -201,12 +200,12 @@ def make_balancer(
     )
 
 
-def make_engine(directory: StateDir, timing: Timing, changed: Callable[[], None]) -> Child:
-    """The engine of a local cluster, not yet started. Clients see when it serves."""
+def make_engine(name: str, directory: StateDir, timing: Timing, changed: Callable[[], None]) -> Child:
+    """An engine of a local cluster, not yet started. Clients see when it serves."""
     words = [sys.executable, "-m", "shoal.cli", "engine", "run", "--state-dir", str(directory.root)]
-    log = directory.log(ENGINE_CHILD)
+    log = directory.log(name)
     return Child(
-        ENGINE_CHILD,
+        name,
         "engine",
         log,
         timing,
@@ -238,6 +237,11 @@ def make_windows_job(
 def agent_name(server: str) -> str:
     """The name of a server's agent among the children."""
     return f"agent-{server}"
+
+
+def engine_name(number: int = 1) -> str:
+    """The name of an engine among the children. Those after the first stand by."""
+    return f"engine-main-{number}"
 
 
 async def answers(host: str, port: int, user: str, password: str, tls: TlsSettings | None = None) -> bool:

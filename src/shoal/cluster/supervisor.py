@@ -41,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tls", action="store_true")
     parser.add_argument("--stores", type=int, default=0)
     parser.add_argument("--engine", action="store_true")
+    parser.add_argument("--no-engine", action="store_true")
     args = parser.parse_args(argv)
     logs.configure(level="info")
     directory = state_dir_at(args.state_dir)
@@ -73,6 +74,7 @@ async def _supervise(directory: StateDir, args: argparse.Namespace) -> None:
         tls=args.tls,
         stores=args.stores,
         engine=args.engine,
+        engine_when_asked=not args.no_engine,
     )
     task = asyncio.current_task()
     assert task is not None

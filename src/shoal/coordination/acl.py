@@ -5,7 +5,7 @@ module never opens a connection and contains no passwords; the caller adds them.
 change the configuration or read a key outside `shoal:`.
 
     client    reads the plan and receives notifications; writes nothing
-    reader    a client that also reads the balancer's records and the pool states of servers
+    reader    a client that also reads the balancer's records, the pool states of servers, and what engines report
     pipeline  a reader that also writes load windows for the balancer
     agent     reads the plan and the agents' secret; takes leases and memberships of servers and stores, and writes
               reports (its own only, with `server_id`); writes requests about queues, for clients
@@ -94,7 +94,8 @@ def acl_rules(
         return [*_NOTHING, *_plan("~"), *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS]
     if role in ("reader", "pipeline"):
         read = "%R~" if role == "pipeline" and server_version >= READ_ONLY_KEYS_SINCE else "~"
-        areas = [*_plan(read), *_area(read, BALANCE_AREA), *_area(read, POOL_AREA)]
+        areas = [*_plan(read), *_area(read, BALANCE_AREA), *_area(read, POOL_AREA), *_area(read, ENGINES_AREA)]
+        areas += [f"{read}{PREFIX}{LEASE}{ENGINES_AREA}*", "+pttl"]
         windows = [f"~{PREFIX}{WINDOWS}*", "+xadd", "+set", "+del"] if role == "pipeline" else []
         return [*_NOTHING, *areas, *_LISTEN, *_CONNECT, *_TRANSACT, *_READ_KEYS, *windows]
     if role == "agent":

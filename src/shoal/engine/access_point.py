@@ -1,8 +1,9 @@
 """The access point: conversations with clients, the order of events, and what emitters may forget.
 
 Owns who is present and which events are in flight. It keeps no filters and looks at no attributes. An event is taken
-into the engine when its number is the next of its emitter, gets a *position*, and stays in flight until every delivery
-of it is confirmed; then its emitter may forget it.
+into the engine when its number is the next of its emitter, and stays in flight until every delivery of it is confirmed;
+then its emitter may forget it. All that it tells matchers, exit points and clients goes into the *fan*, one sequence of
+numbered batches.
 
     conversation   Open -> presenting -> Ready -> present -> Close, or silence for `engine_client_grace_s` -> gone
 
@@ -13,9 +14,12 @@ force with the instance before it have had time to present them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterator
+from typing import Any, Final
 
 from shoal.engine import messages
+from shoal.engine.configuration import Configuration
+from shoal.engine.links import Batch, Change, Changes, Events, Mark, Replies, Step
 from shoal.engine.messages import (
     Add,
     Again,
@@ -40,38 +44,18 @@ SETTLE_LAST: Final = rule("settle_last", "An emitter may forget an event only wh
 IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emitter without holes.")
 
 
-class Emitted(NamedTuple):
-    """An event in flight."""
+BATCH_EVENTS_MAX: Final = 256
+"""Events that are matched together."""
+ROLL_QUIET_S: Final = 0.15
+"""A roll is not closed so soon after a client has presented filters: others may be waiting to be heard."""
 
-    position: int
-    emitter: int
-    event: Event
-
-
-class Change(NamedTuple):
-    """Filters of one client that come and go. With `presented`, filters that are not listed end."""
-
-    client: int
-    conversation: int
-    added: list[tuple[int, bytes]]
-    removed: list[int]
-    presented: bool = False
-
-
-class Gone(NamedTuple):
-    """A client has left: all its filters end."""
-
-    client: int
-
-
-Fan: TypeAlias = Emitted | Change | Gone
-"""What an access point tells matchers and exit points, in one order."""
+_EVENT, _CHANGE, _REPLY, _MARK = range(4)
 
 
 class _Conversation:
     """What the access point knows of a client."""
 
-    __slots__ = ("choked", "heard_at", "in_roll", "next", "number", "presented", "ready", "served")
+    __slots__ = ("choked", "filters", "heard_at", "in_roll", "next", "number", "presented", "ready", "served")
 
     def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
         self.number = number
@@ -83,26 +67,42 @@ class _Conversation:
         self.served = False
         """Whether the client has presented its filters here, in this conversation or an earlier one."""
         self.choked = False
-        self.presented: list[tuple[int, bytes]] = []
+        self.presented: list[list[tuple[int, bytes]]] = []
+        self.filters = 0
+        """How many filters are presented."""
 
 
 class AccessPoint:
-    """The access point of one instance of an engine. `fan` and `replies` are its outputs; the caller empties them."""
+    """The access point of one instance of an engine. `take_batches` is its output."""
 
-    def __init__(self, instance: int, predecessor: int, limits: Limits, now: float, rules: Rules = ALL_RULES) -> None:
-        """`predecessor` is the last instance that has matched events, 0 if there was none."""
+    def __init__(
+        self,
+        instance: int,
+        predecessor: int,
+        exits: tuple[str, ...],
+        limits: Limits,
+        now: float,
+        rules: Rules = ALL_RULES,
+    ) -> None:
+        """`predecessor` is the last instance that has matched events, 0 if there was none. `exits` are the exit points
+        that must settle a batch."""
         self._instance = instance
         self._predecessor = predecessor
         self._limits = limits
         self._rules = rules
         self._conversations: dict[int, _Conversation] = {}
-        self._flight: deque[tuple[int, int, int]] = deque()
-        """Events in flight, in order: emitter, number and bytes."""
+        self._flight: deque[tuple[int, int, int, int]] = deque()
+        """Events in flight, in order: batch, emitter, number and bytes."""
+        self._flight_events = 0
         self._flight_bytes = 0
         self._flying: Counter[int] = Counter()
         """Events of each client in flight, or held. A client that takes more than its share has to wait."""
-        self._settled = 0
-        self._position = 0
+        self._settled = dict.fromkeys(exits, 0)
+        self.settled_all = 0
+        """The batch up to which every exit point has settled."""
+        self._number = 0
+        self.last_mark = 0
+        """The number of the last mark in the fan; 0 if it is not there yet."""
         self._held: deque[tuple[int, Event]] = deque()
         """Events that wait for the end of the roll."""
         self._held_bytes = 0
@@ -114,8 +114,8 @@ class AccessPoint:
         """When silent clients are looked for again: there may be many clients, and turns are frequent."""
         self.choked = 0
         """How often an event did not fit."""
-        self.fan: list[Fan] = []
-        self.replies: list[tuple[int, FromEngine]] = []
+        self._out: list[tuple[int, Any]] = []
+        """What goes into the fan, with the kind of batch that it belongs to."""
 
     def begin_roll(self, now: float) -> None:
         """Clients have until then to present their filters, and until `engine_roll_s_max` if they have begun."""
@@ -128,7 +128,7 @@ class AccessPoint:
     @property
     def in_flight(self) -> int:
         """Events that are taken and not settled, and those that wait for the end of the roll."""
-        return len(self._flight) + len(self._held)
+        return self._flight_events + len(self._held)
 
     @property
     def _has_room(self) -> bool:
@@ -144,12 +144,14 @@ class AccessPoint:
         if known and conversation is not None:
             conversation.next = max(conversation.next, letter.floor)
         for item in letter.items:
+            if type(item) is not Event and self.roll_open:
+                self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
                 conversation = self._open(client, item, letter.floor, now)
                 known = conversation is not None
             elif not known or conversation is None:
                 if type(item) is not Close:
-                    self.replies.append((client, Again(letter.conversation)))
+                    self._say(client, Again(letter.conversation))
                 return
             elif type(item) is Event:
                 self._take(client, conversation, item)
@@ -165,14 +167,14 @@ class AccessPoint:
         """A part of what a client sent is lost: it begins again. Its filters stay in force meanwhile."""
         conversation = self._conversations.get(client)
         if conversation is not None and conversation.number:
-            self.replies.append((client, Again(conversation.number)))
+            self._say(client, Again(conversation.number))
             conversation.number = 0
 
     def _open(self, client: int, opened: Open, floor: int, now: float) -> _Conversation | None:
         before = self._conversations.pop(client, None)
         if len(self._conversations) >= self._limits.engine_clients_max:
             reason = f"the engine has engine_clients_max={self._limits.engine_clients_max} clients"
-            self.replies.append((client, Welcome(opened.conversation, self._instance, refusal=reason)))
+            self._say(client, Welcome(opened.conversation, self._instance, refusal=reason))
             return None
         conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self.roll_open, now)
         if before is not None:
@@ -182,29 +184,33 @@ class AccessPoint:
         # An instance in between died before it matched an event, so its clients have missed nothing.
         on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
-        self.replies.append((client, Welcome(opened.conversation, self._instance, late)))
+        self._say(client, Welcome(opened.conversation, self._instance, late))
         return conversation
 
     def _change(self, client: int, conversation: _Conversation, item: messages.FromClient) -> None:
         if isinstance(item, Add):
             if conversation.ready:
-                self.fan.append(Change(client, conversation.number, item.filters, []))
+                self._out.append((_CHANGE, Change(client, conversation.number, item.filters, [])))
             else:
-                room = self._limits.engine_client_filters_max - len(conversation.presented)
-                conversation.presented += item.filters[: room + 1]  # one too many is refused by the matcher
+                room = self._limits.engine_client_filters_max - conversation.filters
+                part = item.filters[: room + 1]  # one too many is refused by the matcher
+                conversation.presented.append(part)
+                conversation.filters += len(part)
         elif isinstance(item, Remove):
-            self.fan.append(Change(client, conversation.number, [], item.numbers))
+            self._out.append((_CHANGE, Change(client, conversation.number, [], item.numbers)))
         elif isinstance(item, Ready) and not conversation.ready:
             conversation.ready = conversation.served = True
-            presented, conversation.presented = conversation.presented, []
-            self.fan.append(Change(client, conversation.number, presented, [], presented=True))
+            presented, conversation.presented = conversation.presented or [[]], []
+            for part in presented:
+                change = Change(client, conversation.number, part, [], presented=True, more=part is not presented[-1])
+                self._out.append((_CHANGE, change))
         else:
             assert isinstance(item, Alive | Ready)
 
     def _leave(self, client: int) -> None:
         """A client goes. Its events in flight are still delivered."""
         if self._conversations.pop(client, None) is not None:
-            self.fan.append(Gone(client))
+            self._out.append((_CHANGE, Change(client, 0, [], [], presented=True)))
 
     # Events
 
@@ -226,27 +232,30 @@ class AccessPoint:
             self._emit(client, event)
 
     def _emit(self, client: int, event: Event) -> None:
-        self._position += 1
-        size = _size(event)
-        self._flight.append((client, event.number, size))
-        self._flight_bytes += size
-        self.fan.append(Emitted(self._position, client, event))
+        self._flight_events += 1
+        self._flight_bytes += _size(event)
+        self._out.append((_EVENT, (client, event)))
         if SETTLE_LAST not in self._rules:
-            self.replies.append((client, Taken(event.number)))
+            self._say(client, Taken(event.number))
 
-    def settled(self, position: int) -> None:
-        """Every delivery of the events up to a position is confirmed: tells their emitters."""
+    def settled(self, exit_point: str, batch: int) -> None:
+        """Servers have confirmed everything that an exit point had to deliver up to a batch. When all exit points have
+        said so, the emitters are told."""
+        if exit_point not in self._settled or batch <= self._settled[exit_point]:
+            return
+        self._settled[exit_point] = batch
+        self.settled_all = min(self._settled.values())
         last: dict[int, int] = {}
-        while self._settled < position:
-            self._settled += 1
-            emitter, number, size = self._flight.popleft()
+        while self._flight and self._flight[0][0] <= self.settled_all:
+            _, emitter, number, size = self._flight.popleft()
+            self._flight_events -= 1
             self._flight_bytes -= size
             self._flying[emitter] -= 1
             if not self._flying[emitter]:
                 del self._flying[emitter]
             last[emitter] = number
         for emitter, number in last.items():
-            self.replies.append((emitter, Taken(number)))
+            self._say(emitter, Taken(number))
         if last:
             self._resume()
 
@@ -258,7 +267,45 @@ class AccessPoint:
         for client, conversation in self._conversations.items():
             if conversation.choked and self._flying[client] <= limits.engine_untaken_events_max // 2:
                 conversation.choked = False
-                self.replies.append((client, Resend(conversation.next)))
+                self._say(client, Resend(conversation.next))
+
+    # The fan
+
+    def mark(self, step: Step, configuration: Configuration) -> None:
+        """Marks a step of a change of configuration in the fan. `last_mark` becomes the number of its batch."""
+        self._out.append((_MARK, Mark(step, configuration)))
+        self.last_mark = 0
+
+    def take_batches(self) -> Iterator[Batch]:
+        """All that has to be told since the last call, in order."""
+        out, self._out = self._out, []
+        begin = size = 0
+        for at, (kind, item) in enumerate(out):
+            more = _size_of(kind, item)
+            full = kind == _MARK or at - begin == BATCH_EVENTS_MAX or size + more > self._limits.engine_letter_bytes_max
+            if at > begin and (full or kind != out[begin][0]):
+                yield self._batch([one for _, one in out[begin:at]], out[begin][0])
+                begin, size = at, 0
+            size += more
+        if out:
+            yield self._batch([one for _, one in out[begin:]], out[begin][0])
+
+    def _batch(self, items: list[Any], kind: int) -> Batch:
+        self._number += 1
+        number = self._number
+        if kind == _EVENT:
+            self._flight += [(number, emitter, event.number, _size(event)) for emitter, event in items]
+            return Batch(self._instance, number, Events(items))
+        if kind == _CHANGE:
+            return Batch(self._instance, number, Changes(items))
+        if kind == _REPLY:
+            return Batch(self._instance, number, Replies(items))
+        self.last_mark = number
+        return Batch(self._instance, number, items[0])
+
+    def _say(self, client: int, item: FromEngine) -> None:
+        """Tells a client something."""
+        self._out.append((_REPLY, (client, item)))
 
     # Time
 
@@ -272,7 +319,7 @@ class AccessPoint:
         silent_since = now - grace_s
         for client, one in [each for each in self._conversations.items() if each[1].heard_at < silent_since]:
             self._leave(client)
-            self.replies.append((client, Dropped(one.number)))
+            self._say(client, Dropped(one.number))
 
     def serve(self) -> None:
         """Ends the roll and takes the events that have waited. It is known that this instance serves, so the next one
@@ -281,11 +328,11 @@ class AccessPoint:
         self.roll_open = self.roll_over = False
         for client in [client for client, one in self._conversations.items() if not one.served]:
             late = self._conversations.pop(client)
-            self.replies.append((client, Again(late.number)))
+            self._say(client, Again(late.number))
         held, self._held, self._held_bytes = self._held, deque(), 0
         for client, event in held:
             self._emit(client, event)
-        if not self._flight:
+        if not self._flight_events:
             self._resume()
 
     def _roll_is_over(self, now: float) -> bool:
@@ -296,3 +343,11 @@ class AccessPoint:
 
 def _size(event: Event) -> int:
     return len(event.attributes) + len(event.payload) + 64
+
+
+def _size_of(kind: int, item: Any) -> int:
+    if kind == _EVENT:
+        return _size(item[1])
+    if kind == _CHANGE:
+        return 64 + sum(len(wire) + 12 for _, wire in item.added) + 9 * len(item.removed)
+    return 64

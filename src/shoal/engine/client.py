@@ -25,6 +25,7 @@ from shoal.engine.messages import (
     FromEngine,
     InForce,
     Letter,
+    Matched,
     Open,
     Ready,
     Refused,
@@ -45,6 +46,8 @@ SAY_LATE: Final = rule("say_late", "A client that presents its filters too late 
 
 ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversation does not put a filter in force.")
 
+HELLO_DOUBLINGS_MAX: Final = 3
+"""A client that gets no answer asks less and less often: the engine may be busy, and each time it gets all filters."""
 EMITTERS_MAX: Final = 65_536
 """Emitters whose last number a client remembers."""
 
@@ -119,6 +122,8 @@ class EngineClient:
         self._late = False
         """Whether readers are to be told that events were matched without their filters."""
         self._opened_at = 0.0
+        self._unanswered = 0
+        """How often the conversation was opened in a row without an answer."""
         self._said_at = 0.0
         self._filters: dict[int, bytes] = {}
         self._in_force: set[int] = set()
@@ -129,6 +134,8 @@ class EngineClient:
         self._next = 1
         self._outbox: list[FromClient] = []
         self._delivered: OrderedDict[int, int] = OrderedDict()
+        self._ahead: tuple[tuple[int, int], list[int]] = ((0, 0), [])
+        """Filters that matched the event that comes next, by emitter and number."""
         self.repeats = 0
         """Events that came again and were dropped."""
         self.effects: list[Effect] = []
@@ -139,6 +146,11 @@ class EngineClient:
     def untaken(self) -> int:
         """Events that the engine has not taken."""
         return len(self._untaken)
+
+    @property
+    def filters(self) -> int:
+        """Filters that this client has."""
+        return len(self._filters)
 
     @property
     def has_room(self) -> bool:
@@ -223,6 +235,11 @@ class EngineClient:
                 self._was_left_out()
             elif type(item) is Resend:
                 self._resend(item.number)
+            elif type(item) is Matched:
+                place = (item.emitter, item.number)
+                if self._ahead[0] != place:
+                    self._ahead = (place, [])
+                self._ahead[1].extend(item.matched)
             elif type(item) is Rejected:
                 self.effects.append(EventRejected(item.number, item.reason))
 
@@ -241,6 +258,7 @@ class EngineClient:
             self.effects.append(NotAdmitted(welcome.refusal))
             return
         self._instance = welcome.instance
+        self._unanswered = 0
         self._roll = max(self._roll, welcome.instance)
         if welcome.late:
             self._was_left_out()
@@ -275,6 +293,10 @@ class EngineClient:
         self._delivered.move_to_end(delivery.emitter)
         if len(self._delivered) > EMITTERS_MAX:
             self._delivered.popitem(last=False)
+        place, matched = self._ahead
+        if place == (delivery.emitter, delivery.number):
+            self._ahead = ((0, 0), [])
+            delivery.matched.extend(matched)
         wanted = tuple(number for number in delivery.matched if number in self._filters)
         if wanted:
             self.effects.append(Arrived(delivery, wanted))
@@ -325,7 +347,8 @@ class EngineClient:
         """Opens the conversation again if the engine does not answer, and shows that this client lives."""
         if not self._conversation or not self._wants_engine:
             return
-        if not self._instance and now - self._opened_at >= self._limits.engine_hello_s:
+        if not self._instance and now - self._opened_at >= self._limits.engine_hello_s * 2**self._unanswered:
+            self._unanswered = min(self._unanswered + 1, HELLO_DOUBLINGS_MAX)
             self._open(now)
         elif self._instance and now - self._said_at >= self._limits.engine_client_grace_s / 4:
             self._outbox.append(Alive())

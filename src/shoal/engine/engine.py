@@ -1,4 +1,4 @@
-"""An engine of one access point, one matcher and one exit point, in one process: links are function calls.
+"""The process of an engine that has the access point, and possibly a matcher and an exit point.
 
 Owns the order of work in a turn. Without I/O: the shell gives it what has come, posts its letters, and says which of
 them servers have confirmed.
@@ -10,18 +10,19 @@ harm when it wakes up, whenever its last letters arrive.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final, NamedTuple
 
-from shoal.engine.access_point import AccessPoint, Change, Emitted, Gone
-from shoal.engine.exit_point import ExitPoint, Post
-from shoal.engine.matcher import Matcher, Rejection
-from shoal.engine.messages import Letter, Rejected, Roll
+from shoal.engine.access_point import AccessPoint
+from shoal.engine.configuration import Configuration
+from shoal.engine.exit_point import Post
+from shoal.engine.links import TURN_MAX, Batch, Events, Step, ToMember
+from shoal.engine.messages import Letter, Roll
+from shoal.engine.operators import Operators
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
 LEASE_CHECKED: Final = rule("lease_checked", "An instance acts on what it has received only while it holds its lease.")
-BATCH_MAX: Final = 256
-"""Events that are matched together."""
 
 
 class EngineStatus(NamedTuple):
@@ -30,10 +31,12 @@ class EngineStatus(NamedTuple):
     instance: int
     clients: int
     filters: int
+    """Filters of the matcher in this process."""
     in_flight: int
     roll_open: bool
     events: int
     deliveries: int
+    """Deliveries by the exit point in this process."""
     choked: int
     """How often an event did not fit, because too many were in flight."""
 
@@ -41,16 +44,31 @@ class EngineStatus(NamedTuple):
 class Engine:
     """One instance. `lease_until` is the time until which it may act, by the clock of `now`."""
 
-    def __init__(self, instance: int, predecessor: int, limits: Limits, now: float, rules: Rules = ALL_RULES) -> None:
+    def __init__(
+        self,
+        instance: int,
+        predecessor: int,
+        limits: Limits,
+        now: float,
+        rules: Rules = ALL_RULES,
+        name: str = "head",
+        configuration: Configuration | None = None,
+    ) -> None:
+        """Without a configuration, all operators are in this process."""
         self.instance = instance
         self.lease_until = now
         self._rules = rules
         self._received: list[tuple[int, Letter | None]] = []
-        self.access_point = AccessPoint(instance, predecessor, limits, now, rules)
-        self.matcher = Matcher(limits, rules)
-        self.exit_point = ExitPoint(limits, rules)
+        configuration = Configuration(1, (name,), (name,)) if configuration is None else configuration
+        self.access_point = AccessPoint(instance, predecessor, configuration.exits, limits, now, rules)
+        self.operators = Operators(name, instance, configuration, limits, rules)
+        self._has_others = bool(configuration.members - {name})
+        """Whether the fan goes to other processes too."""
+        self._batches: deque[Batch] = deque()
+        """What the matcher and the exit point here have not had yet."""
+        self.fan: list[Batch] = []
+        """What goes to other processes."""
         self.events = 0
-        self.deliveries = 0
 
     def received(self, client: int, letter: Letter) -> None:
         """A letter of a client has come."""
@@ -61,22 +79,47 @@ class Engine:
         self._received.append((client, None))
 
     def turn(self, now: float) -> list[Post]:
-        """Works on all that has come since the last turn. `now` was read after the last of it had come. Returns the
-        letters to post."""
+        """Works on what has come since the last turn, up to `TURN_MAX`. `now` was read after the last of it had come.
+        Returns the letters to post; `take_links` has what goes to other processes."""
         received, self._received = self._received, []
         if now >= self.lease_until and LEASE_CHECKED in self._rules:
             return []
-        access_point = self.access_point
+        access_point, operators = self.access_point, self.operators
+        settled = operators.settled()
+        if settled:
+            access_point.settled(operators.name, settled)
         for client, letter in received:
             if letter is None:
                 access_point.missed(client)
             else:
                 access_point.received(client, letter, now)
         access_point.tick(now)
-        self._settle()
-        self._match()
-        self._reply()
-        return self.exit_point.flush()
+        self._batches += access_point.take_batches()
+        self._fan_out()
+        operators.work()
+        return operators.flush()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a turn has left something for the next one."""
+        return bool(self._batches) or self.operators.is_busy
+
+    def _fan_out(self) -> None:
+        left = TURN_MAX
+        while self._batches and left > 0:
+            batch = self._batches.popleft()
+            left -= batch.work
+            if type(batch.body) is Events:
+                self.events += len(batch.body.events)
+            self.operators.heard(batch)
+            if self._has_others:
+                self.fan.append(batch)
+
+    def take_links(self) -> tuple[list[Batch], list[tuple[str, ToMember]]]:
+        """What goes to all other processes, and to some."""
+        fan, self.fan = self.fan, []
+        links, self.operators.links = self.operators.links, []
+        return fan, links
 
     def begin_roll(self, now: float) -> None:
         """The lanes are subscribed: clients that are told of the roll can be heard."""
@@ -91,68 +134,41 @@ class Engine:
         """It is written down that this instance serves: it matches events from now on."""
         self.access_point.serve()
 
+    def arrange(self, configuration: Configuration, following: Configuration | None) -> None:
+        """The configuration in force, and the one to which the engine changes, if it does."""
+        self.operators.arrange(configuration, following)
+        members = configuration.members | (following.members if following is not None else frozenset())
+        self._has_others = bool(members - {self.operators.name})
+
+    def mark(self, step: Step, configuration: Configuration) -> None:
+        """Marks a step of a change of configuration in the fan."""
+        self.access_point.mark(step, configuration)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether everything up to the last mark is delivered."""
+        point = self.access_point
+        return 0 < point.last_mark <= point.settled_all
+
     def confirmed(self, group: int) -> None:
         """A server has confirmed a letter."""
-        self.exit_point.confirmed(group)
+        assert self.operators.exit_point is not None
+        self.operators.exit_point.confirmed(group)
 
     def roll(self) -> Roll:
         """What all clients are told, again and again."""
         return Roll(self.instance, self.access_point.roll_open)
 
-    def _settle(self) -> None:
-        settled = self.exit_point.settled()
-        if settled:
-            self.access_point.settled(settled)
-
-    def _match(self) -> None:
-        """Gives the access point's changes and events to the matcher, in order, events in batches."""
-        fan, self.access_point.fan = self.access_point.fan, []
-        batch: list[Emitted] = []
-        for one in fan:
-            if isinstance(one, Emitted):
-                batch.append(one)
-                if len(batch) == BATCH_MAX:
-                    self._match_batch(batch)
-                    batch = []
-                continue
-            if batch:
-                self._match_batch(batch)
-                batch = []
-            if isinstance(one, Change):
-                self._reply()  # Welcome goes first
-                for item in self.matcher.change(one):
-                    self.exit_point.say(one.client, item)
-            elif isinstance(one, Gone):
-                self.matcher.forget(one.client)
-        if batch:
-            self._match_batch(batch)
-
-    def _match_batch(self, batch: list[Emitted]) -> None:
-        self.events += len(batch)
-        for found in self.matcher.match(batch):
-            if isinstance(found, Rejection):
-                number = found.emitted.event.number
-                self.exit_point.say(found.emitted.emitter, Rejected(number, found.reason))
-                self.exit_point.pass_over(found.emitted.position)
-            else:
-                self.deliveries += len(found.seats)
-                self.exit_point.deliver(found)
-
-    def _reply(self) -> None:
-        replies, self.access_point.replies = self.access_point.replies, []
-        for client, item in replies:
-            self.exit_point.say(client, item)
-
     def status(self) -> EngineStatus:
         """The counts."""
-        point = self.access_point
+        point, operators = self.access_point, self.operators
         return EngineStatus(
             self.instance,
             len(point),
-            len(self.matcher),
+            0 if operators.matcher is None else len(operators.matcher),
             point.in_flight,
             point.roll_open,
             self.events,
-            self.deliveries,
+            0 if operators.exit_point is None else operators.exit_point.deliveries,
             point.choked,
         )

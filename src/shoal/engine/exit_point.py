@@ -1,7 +1,8 @@
-"""The exit point: what goes to each client, and when the deliveries of an event are confirmed.
+"""The exit point: it joins what matchers found, sends each client its letters, and knows what is delivered.
 
-Owns the outgoing letters. All that waits for a client goes in one letter. A position is settled when the servers have
-confirmed every letter that carries an event up to it.
+Owns the outgoing letters of its clients. A batch of the fan is complete when every matcher of *its* configuration has
+spoken; batches go out in order. All that waits for a client goes in one letter. A batch is settled when servers have
+confirmed every letter that carries a part of it, or of one before it.
 """
 
 from __future__ import annotations
@@ -9,12 +10,22 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, NamedTuple
 
-from shoal.engine import messages
-from shoal.engine.matcher import Matched
-from shoal.engine.messages import Delivery, FromEngine
-from shoal.limits import Limits
-from shoal.rules import ALL_RULES, Rules
+import msgspec
 
+from shoal.engine import messages
+from shoal.engine.configuration import Configuration
+from shoal.engine.links import Batch, Changes, Events, Found, Mark, Part, Replies, Step
+from shoal.engine.matcher import NUMBER_BYTES, NUMBERS_MAX
+from shoal.engine.messages import Delivery, Event, FromEngine, InForce, Matched
+from shoal.limits import Limits
+from shoal.rules import ALL_RULES, Rules, rule
+
+PARTS_OF_ITS_TIME: Final = rule("parts_of_its_time", "A batch waits for the matchers of its own configuration.")
+IN_ORDER: Final = rule("in_order", "An exit point delivers batches in the order of the fan.")
+ONE_COPY: Final = rule("one_copy", "A filter that two matchers hold for a moment is matched once.")
+
+DELIVERY_NUMBERS_MAX: Final = 128
+"""Filters that are named in a delivery itself: the largest event has room for them in its letter."""
 ITEM_BYTES: Final = 64
 """Bytes of an item besides attributes and payload, about."""
 
@@ -28,39 +39,115 @@ class Post(NamedTuple):
 
 
 class ExitPoint:
-    """The letters of one instance of an engine."""
+    """One exit point of one instance."""
 
-    def __init__(self, limits: Limits, rules: Rules = ALL_RULES) -> None:
+    def __init__(self, name: str, configuration: Configuration, limits: Limits, rules: Rules = ALL_RULES) -> None:
+        self._name = name
+        self._configuration = configuration
         self._bytes_max = limits.engine_letter_bytes_max
         self._rules = rules
+        self._batches: deque[tuple[Batch, tuple[str, ...]]] = deque()
+        """Batches that are not complete, each with the matchers that must speak."""
+        self._parts: dict[int, dict[str, Part]] = {}
+        """By batch and matcher."""
+        self._pieces: dict[tuple[int, str], list[Found]] = {}
+        """Beginnings of parts that come in pieces."""
         self._waiting: dict[int, list[FromEngine]] = {}
         self._group = 0
         self._open: dict[int, int] = {}
         """Groups of letters that were posted together: how many are not confirmed."""
         self._ends: deque[tuple[int, int]] = deque()
-        """Each group with the last position in it, in order."""
-        self._position = 0
+        """Each group with the last batch in it, in order."""
+        self._done = 0
+        self.deliveries = 0
 
     @property
     def unconfirmed(self) -> int:
         """Letters that no server has confirmed."""
         return sum(self._open.values())
 
-    def say(self, client: int, item: FromEngine) -> None:
-        """Tells a client something."""
-        self._waiting.setdefault(client, []).append(item)
+    # From access point and matchers
 
-    def deliver(self, matched: Matched) -> None:
-        """Sends an event to the clients whose filters it matches."""
-        position, emitter, event = matched.emitted
-        for client, numbers in matched.seats:
-            delivery = Delivery(emitter, event.number, event.time_us, event.attributes, event.payload, numbers)
-            self._waiting.setdefault(client, []).append(delivery)
-        self._position = position
+    def heard(self, batch: Batch) -> None:
+        """The next batch of the fan."""
+        body = batch.body
+        awaited = self._configuration.matchers if type(body) is Events or type(body) is Changes else ()
+        self._batches.append((batch, awaited))
+        if type(body) is Mark and body.step == Step.SWITCH:
+            self._configuration = body.configuration
 
-    def pass_over(self, position: int) -> None:
-        """An event at a position goes to no client."""
-        self._position = position
+    def received(self, part: Part) -> None:
+        """A matcher has spoken."""
+        place = (part.number, part.matcher)
+        if part.more:
+            self._pieces.setdefault(place, []).extend(part.found)
+            return
+        if place in self._pieces:
+            part = msgspec.structs.replace(part, found=self._pieces.pop(place) + part.found)
+        self._parts.setdefault(part.number, {})[part.matcher] = part
+
+    def join(self) -> None:
+        """Delivers all batches that are complete."""
+        batches = self._batches
+        while batches and self._deliver_if_complete(*batches[0]):
+            batches.popleft()
+        if IN_ORDER not in self._rules:
+            self._batches = deque(one for one in batches if not self._deliver_if_complete(*one))
+
+    def _deliver_if_complete(self, batch: Batch, awaited: tuple[str, ...]) -> bool:
+        parts: list[Part] = []
+        if awaited:
+            if PARTS_OF_ITS_TIME not in self._rules:
+                awaited = self._configuration.matchers
+            heard = self._parts.get(batch.number)
+            if heard is None or any(name not in heard for name in awaited):
+                return False
+            parts = [heard[name] for name in awaited]
+            del self._parts[batch.number]
+        self._deliver(batch, parts)
+        self._done = batch.number
+        return True
+
+    def _deliver(self, batch: Batch, parts: list[Part]) -> None:
+        body = batch.body
+        if type(body) is Events:
+            found = parts[0].found if len(parts) == 1 else self._merged(parts)
+            for at, client, numbers in found:
+                emitter, event = body.events[at]
+                waiting = self._waiting.setdefault(client, [])
+                if len(numbers) > DELIVERY_NUMBERS_MAX:
+                    numbers = self._told_ahead(waiting, emitter, event, numbers)
+                waiting.append(Delivery(emitter, event.number, event.time_us, event.attributes, event.payload, numbers))
+            self.deliveries += len(found)
+        elif type(body) is Replies:
+            for client, item in body.replies:
+                if self._configuration.exit_of(client) == self._name:
+                    self._waiting.setdefault(client, []).append(item)
+        for part in parts:
+            for client, item in part.said:
+                self._waiting.setdefault(client, []).append(item)
+
+    def _told_ahead(self, waiting: list[FromEngine], emitter: int, event: Event, numbers: list[int]) -> list[int]:
+        """Tells a client most of the filters that an event matches ahead of it; returns the others."""
+        for first in range(DELIVERY_NUMBERS_MAX, len(numbers), NUMBERS_MAX):
+            waiting.append(Matched(emitter, event.number, numbers[first : first + NUMBERS_MAX]))
+        return numbers[:DELIVERY_NUMBERS_MAX]
+
+    def _merged(self, parts: list[Part]) -> list[Found]:
+        """What several matchers found: a client is named once for an event."""
+        seats: dict[tuple[int, int], list[int]] = {}
+        for part in parts:
+            for at, client, numbers in part.found:
+                before = seats.get((at, client))
+                if before is None:
+                    seats[at, client] = numbers
+                elif ONE_COPY in self._rules:
+                    seats[at, client] = sorted({*before, *numbers})
+                else:
+                    seats[at, client] = before + numbers
+        return [(at, client, seats[at, client]) for at, client in sorted(seats)]
+
+    # Letters
 
     def flush(self) -> list[Post]:
         """The letters that go now. Call `confirmed` for each of them, then read `settled`."""
@@ -71,7 +158,7 @@ class ExitPoint:
             for payload in self._letters(items)
         ]
         self._waiting.clear()
-        self._ends.append((self._group, self._position))
+        self._ends.append((self._group, self._done))
         if posts:
             self._open[self._group] = len(posts)
         return posts
@@ -82,10 +169,13 @@ class ExitPoint:
         part: list[FromEngine] = []
         size = 0
         for item in items:
+            more = ITEM_BYTES
             if isinstance(item, Delivery):
-                more = ITEM_BYTES + len(item.attributes) + len(item.payload) + 5 * len(item.matched)
-            else:
-                more = ITEM_BYTES
+                more += len(item.attributes) + len(item.payload) + NUMBER_BYTES * len(item.matched)
+            elif isinstance(item, InForce):
+                more += NUMBER_BYTES * len(item.numbers)
+            elif isinstance(item, Matched):
+                more += NUMBER_BYTES * len(item.matched)
             if part and size + more > self._bytes_max:
                 letters.append(messages.encode(part))
                 part, size = [], 0
@@ -101,8 +191,8 @@ class ExitPoint:
             del self._open[group]
 
     def settled(self) -> int:
-        """The position up to which all deliveries are confirmed; 0 if that is unchanged."""
-        position = 0
+        """The batch up to which all is delivered; 0 if that is unchanged."""
+        batch = 0
         while self._ends and self._ends[0][0] not in self._open:
-            position = self._ends.popleft()[1]
-        return position
+            batch = self._ends.popleft()[1]
+        return batch

@@ -1,178 +1,309 @@
-"""The matcher: the filters of all clients, and the clients whose filters an event matches.
+"""The matcher: it applies changes of filters, matches events, and gives filters to other matchers when they come or go.
 
-Owns the subscription table. A client has a *seat*; its filters are known by the client's own numbers. The ids in the
-index belong to the matcher alone and are used again.
+Owns what one matcher does with the fan. It holds the filters that the configuration gives to it, and while the
+configuration changes also those that the next one gives to it:
+
+    serving --PREPARE--> sends the others their filters, gets its own --SWITCH--> serving, drops what is not its own
+                                                                      --GIVE_UP--> as before
+
+Nothing stops meanwhile. A filter that two matchers hold for a moment is matched twice; the exit point makes one of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+import itertools
+from collections.abc import Iterator
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
-from shoal.engine.access_point import Change, Emitted
-from shoal.engine.messages import FromEngine, InForce, Refused
-from shoal.errors import EventError, FilterError
-from shoal.filters.events import decode_any_event
-from shoal.filters.index.index import Index, Matches
-from shoal.filters.index.wire_table import wire_table
+from shoal.engine.configuration import Configuration
+from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
+from shoal.engine.messages import FromEngine, InForce, Rejected
+from shoal.engine.subscription_table import Row, SubscriptionTable
 from shoal.limits import Limits
-from shoal.rules import ALL_RULES, Rules
+from shoal.rules import ALL_RULES, Rules, rule
 
-ROWS_FIRST: Final = 1024
+CHANGE_TO_BOTH: Final = rule("change_to_both", "While the configuration changes, a filter goes to both its matchers.")
 
-
-class Matched(NamedTuple):
-    """What an event matched: clients, each with the numbers of its filters."""
-
-    emitted: Emitted
-    seats: list[tuple[int, list[int]]]
-
-
-class Rejection(NamedTuple):
-    """An event that cannot be read."""
-
-    emitted: Emitted
-    reason: str
+FOUND_BYTES: Final = 16
+NUMBER_BYTES: Final = 5
+NUMBERS_MAX: Final = 4096
+"""Filters that are named in one answer."""
+WINDOW: Final = 4
+"""Chunks of state that may be under way to one matcher."""
 
 
 class Matcher:
-    """The filters of all clients, in one index."""
+    """One matcher of one instance. `out` has what it tells other members; `failed` why it cannot go on."""
 
-    def __init__(self, limits: Limits, rules: Rules = ALL_RULES) -> None:
+    def __init__(
+        self, name: str, instance: int, configuration: Configuration, limits: Limits, rules: Rules = ALL_RULES
+    ) -> None:
+        self._name = name
+        self._instance = instance
+        self._configuration = configuration
         self._limits = limits
         self._rules = rules
-        self._index = Index()
-        self._clients: dict[int, dict[int, int]] = {}
-        """By client: the id of each of its numbers."""
-        self._free: list[int] = []
-        self._seat_of = np.zeros(ROWS_FIRST, np.int64)
-        self._number_of = np.zeros(ROWS_FIRST, np.int64)
-        self._used = 0
-        self._filters = 0
+        self.table = SubscriptionTable(limits)
+        self._presenting: dict[int, list[tuple[int, bytes]]] = {}
+        """By client: the first parts of the filters that it presents."""
+        self._next: Configuration | None = None
+        self._sending: StateSender | None = None
+        self._receiving: set[str] = set()
+        """The matchers whose state is not here yet."""
+        self._ended: set[tuple[int, int]] = set()
+        self._renewed: set[int] = set()
+        """Filters that ended, and clients that presented all their filters, while state is under way."""
+        self._early: list[State] = []
+        """State that came before the mark."""
+        self._trimming: Iterator[int] | None = None
+        self.ready = configuration.number
+        """The newest configuration whose filters are here."""
+        self.failed = ""
+        self.out: list[tuple[str, ToMember]] = []
 
     def __len__(self) -> int:
-        return self._filters
+        return len(self.table)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of index and table."""
-        return self._index.nbytes + self._seat_of.nbytes + self._number_of.nbytes
+    def is_busy(self) -> bool:
+        """Whether there is more to do than to wait for messages."""
+        return self._trimming is not None or (self._sending is not None and self._sending.is_busy)
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether exit points wait for this matcher."""
+        return self._name in self._configuration.matchers
+
+    # The fan
+
+    def heard(self, batch: Batch) -> None:
+        """The next batch of the fan."""
+        body = batch.body
+        if type(body) is Events:
+            if self._speaks:
+                self._match(batch.number, body)
+        elif type(body) is Changes:
+            self._change_all(batch.number, body)
+        elif type(body) is Mark:
+            self._marked(body)
+
+    def _match(self, number: int, body: Events) -> None:
+        found: list[Found] = []
+        said: list[tuple[int, FromEngine]] = []
+        matched = self.table.match([event for _, event in body.events])
+        for at, seats in enumerate(matched):
+            if isinstance(seats, str):
+                emitter, event = body.events[at]
+                said.append((emitter, Rejected(event.number, seats)))
+            else:
+                found += [(at, client, numbers) for client, numbers in seats]
+        self._speak(number, found, said)
+
+    def _speak(self, number: int, found: list[Found], said: list[tuple[int, FromEngine]]) -> None:
+        """Gives each exit point what belongs to its clients."""
+        exits, exit_of = self._configuration.exits, self._configuration.exit_of
+        for name in exits:
+            own, told = found, said
+            if len(exits) > 1:
+                own = [one for one in found if exit_of(one[1]) == name]
+                told = [one for one in said if exit_of(one[0]) == name]
+            if name != self._name:
+                for piece in self._pieces(own):
+                    self.out.append((name, Part(self._instance, number, self._name, piece, [], more=True)))
+                own = []
+            self.out.append((name, Part(self._instance, number, self._name, own, told)))
+
+    def _pieces(self, found: list[Found]) -> Iterator[list[Found]]:
+        """What was found, in pieces that fit a message."""
+        piece: list[Found] = []
+        size = 0
+        for one in found:
+            more = FOUND_BYTES + NUMBER_BYTES * len(one[2])
+            if piece and size + more > self._limits.engine_letter_bytes_max:
+                yield piece
+                piece, size = [], 0
+            piece.append(one)
+            size += more
+        if piece:
+            yield piece
 
     # Changes
 
-    def change(self, change: Change) -> list[FromEngine]:
+    def _change_all(self, number: int, body: Changes) -> None:
+        said: list[tuple[int, FromEngine]] = []
+        for change in body.changes:
+            said += [(change.client, item) for item in self._change(change)]
+        if self._speaks:
+            self._speak(number, [], said)
+        elif any(not isinstance(item, InForce) for _, item in said):
+            self.failed = "a filter that the next configuration gives to this matcher does not fit"
+
+    def _change(self, change: Change) -> list[FromEngine]:
         """Applies a change; returns what the client is told."""
-        own = self._clients.setdefault(change.client, {})
-        gone = [number for number in change.removed if number in own]
+        client = change.client
+        mine = [one for one in change.added if self._is_mine(one[1])]
+        removed = change.removed
         if change.presented:
-            listed = {number for number, _ in change.added}
-            gone += [number for number in own if number not in listed]
-        self._remove(own, gone)
-        new = [(number, wire) for number, wire in change.added if number not in own]
-        refused = self._insert(change.client, own, new)
-        if not own:
-            del self._clients[change.client]
-        numbers = [number for number, _ in change.added if number in own]
-        return [*([InForce(change.conversation, numbers)] if numbers else []), *refused]
+            mine = self._presenting.pop(client, []) + mine
+            if change.more:
+                self._presenting[client] = mine
+                return []
+            listed = {number for number, _ in mine}
+            removed = [number for number in self.table.numbers(client) if number not in listed]
+            self._renewed.add(client)
+        self._ended.update((client, number) for number in removed)
+        self.table.remove(client, removed)
+        refused = self.table.insert(client, mine)
+        numbers = [number for number, _ in mine if self.table.has(client, number)]
+        parts = (numbers[first : first + NUMBERS_MAX] for first in range(0, len(numbers), NUMBERS_MAX))
+        return [*(InForce(change.conversation, part) for part in parts), *refused]
 
-    def forget(self, client: int) -> None:
-        """A client is gone."""
-        own = self._clients.pop(client, None)
-        if own is not None:
-            self._remove(own, list(own))
+    def _is_mine(self, wire: bytes) -> bool:
+        if self._configuration.owner(wire) == self._name:
+            return True
+        return self._next is not None and CHANGE_TO_BOTH in self._rules and self._next.owner(wire) == self._name
 
-    def _remove(self, own: dict[int, int], numbers: Sequence[int]) -> None:
-        ids = [own.pop(number) for number in dict.fromkeys(numbers)]
-        if ids:
-            self._index.remove_many(ids)
-            self._free += ids
-            self._filters -= len(ids)
+    # A change of configuration
 
-    def _insert(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> list[FromEngine]:
-        refused: list[FromEngine] = []
-        limits = self._limits
-        rooms = {
-            "engine_client_filters_max": limits.engine_client_filters_max - len(own),
-            "engine_filters_max": limits.engine_filters_max - self._filters,
-        }
-        least = min(rooms, key=lambda name: rooms[name])
-        room = max(rooms[least], 0)
-        if len(new) > room:
-            reason = f"the engine has no room for it: {least} is {getattr(limits, least)}"
-            refused += [Refused(number, reason) for number, _ in new[room:]]
-            new = new[:room]
-        if not new:
-            return refused
-        try:
-            self._insert_all(client, own, new)
-        except FilterError as error:
-            if len(new) == 1:
-                return [*refused, Refused(new[0][0], str(error))]
-            for one in new:
-                refused += self._insert(client, own, [one])
-        return refused
+    def _marked(self, mark: Mark) -> None:
+        if mark.step == Step.PREPARE:
+            self._next = mark.configuration
+            self._ended, self._renewed = set(), set()
+            self._receiving = set(self._configuration.matchers) - {self._name}
+            if self._speaks:
+                self._sending = StateSender(
+                    *(self._name, self._instance, self.table, self._configuration, self._next),
+                    self._limits.engine_slice_filters_max,
+                )
+            early, self._early = self._early, []
+            for state in early:
+                self._insert(state)
+            self._look_whether_ready()
+        elif self._next is not None:
+            self._configuration = mark.configuration
+            self._next = self._sending = None
+            self._receiving, self._early = set(), []
+            self._trimming = iter(self.table.ids)
 
-    def _insert_all(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> None:
-        while len(self._free) < len(new):
-            self._free += range(self._used + ROWS_FIRST - 1, self._used - 1, -1)
-            self._used += ROWS_FIRST
-        if self._used > len(self._seat_of):
-            self._seat_of = np.resize(self._seat_of, 2 * self._used)
-            self._number_of = np.resize(self._number_of, 2 * self._used)
-        ids = self._free[-len(new) :]
-        numbers = [number for number, _ in new]
-        self._seat_of[ids] = client
-        self._number_of[ids] = numbers
-        self._index.insert_many(ids, wire_table([wire for _, wire in new]))
-        del self._free[-len(new) :]
-        self._filters += len(ids)
-        own.update(zip(numbers, ids, strict=True))
+    def received(self, message: State | StateAck) -> None:
+        """Another matcher has sent state, or has got some."""
+        if isinstance(message, StateAck):
+            if self._sending is not None and message.configuration == self._sending.number:
+                self._sending.acknowledged(message.receiver, message.chunk)
+        elif self._next is not None and message.configuration == self._next.number:
+            self._insert(message)
+            self._look_whether_ready()
+        elif message.configuration > self._configuration.number:
+            self._early.append(message)
 
-    # Matching
+    def _insert(self, state: State) -> None:
+        by_client: dict[int, list[tuple[int, bytes]]] = {}
+        for client, number, wire in state.rows:
+            if client not in self._renewed and (client, number) not in self._ended:
+                by_client.setdefault(client, []).append((number, wire))
+        for client, filters in by_client.items():
+            if self.table.insert(client, filters):
+                self.failed = "a filter that the next configuration gives to this matcher does not fit"
+        if state.last:
+            self._receiving.discard(state.sender)
+        self.out.append((state.sender, StateAck(self._instance, state.configuration, self._name, state.chunk)))
 
-    def match(self, events: list[Emitted]) -> Iterator[Matched | Rejection]:
-        """What each event matched, in order."""
-        try:
-            matches = self._index.match_many(wire_table([each.event.attributes for each in events]))
-        except EventError:
-            yield from self._match_valid(events)
-        else:
-            yield from self._by_seat(events, matches)
+    def _look_whether_ready(self) -> None:
+        if self._next is not None and not self._receiving:
+            if not self._speaks:  # one that matches events must not pause
+                self.table.settle()
+            self.ready = self._next.number
+            self._ended, self._renewed = set(), set()
 
-    def _match_valid(self, events: list[Emitted]) -> Iterator[Matched | Rejection]:
-        """Some events cannot be read: they are found one by one, the others are matched together."""
-        problems: dict[int, str] = {}
-        for each in events:
-            try:
-                decode_any_event(each.event.attributes)
-            except EventError as error:
-                problems[each.position] = str(error)
-        valid = [each for each in events if each.position not in problems]
-        table = wire_table([each.event.attributes for each in valid])
-        found = iter(self._by_seat(valid, self._index.match_many(table)))
-        for each in events:
-            yield Rejection(each, problems[each.position]) if each.position in problems else next(found)
+    def work(self) -> None:
+        """Does a slice of what takes long: sends state, and drops filters that other matchers have now."""
+        if self._trimming is not None:
+            self._trim(self._trimming)
+        elif self._sending is not None:
+            self.out += self._sending.send()
 
-    def _by_seat(self, events: list[Emitted], matches: Matches) -> Iterator[Matched]:
-        seats, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
-        ends = matches.offsets.tolist()
-        for at, emitted in enumerate(events):
-            first, last = ends[at], ends[at + 1]
-            if first == last:
-                yield Matched(emitted, [])
-            elif last == first + 1:
-                yield Matched(emitted, [(int(seats[first]), [int(numbers[first])])])
-            else:
-                yield Matched(emitted, _grouped(seats[first:last], numbers[first:last]))
+    def _trim(self, ids: Iterator[int]) -> None:
+        count = self._limits.engine_slice_filters_max
+        part = list(itertools.islice(ids, count))
+        if len(part) < count:
+            self._trimming = None
+        foreign: dict[int, list[int]] = {}
+        for row in map(self.table.row, part):
+            if row is not None and not self._is_mine(row.wire):
+                foreign.setdefault(row.client, []).append(row.number)
+        for client, numbers in foreign.items():
+            self.table.remove(client, numbers)
 
 
-def _grouped(seats: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64]) -> list[tuple[int, list[int]]]:
-    """Clients with their numbers."""
-    order = np.argsort(seats, kind="stable")
-    ordered = seats[order]
-    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[0] - 1))
-    parts = np.split(numbers[order], begins[1:])
-    return [(client, part.tolist()) for client, part in zip(ordered[begins].tolist(), parts, strict=True)]
+class StateSender:
+    """Sends other matchers the filters that the next configuration gives to them, with at most `WINDOW` chunks under
+    way to each."""
+
+    def __init__(
+        self,
+        name: str,
+        instance: int,
+        table: SubscriptionTable,
+        current: Configuration,
+        following: Configuration,
+        slice_filters: int,
+    ) -> None:
+        self._name = name
+        self._instance = instance
+        self._table = table
+        self._current = current
+        self._following = following
+        self._slice = slice_filters
+        self._ids = iter(table.ids)
+        self._looked_at_all = False
+        self._rows: dict[str, list[Row]] = {other: [] for other in following.matchers if other != name}
+        self._sent = dict.fromkeys(self._rows, 0)
+        self._acknowledged = dict.fromkeys(self._rows, 0)
+        self._finished: set[str] = set()
+
+    @property
+    def number(self) -> int:
+        """The number of the next configuration."""
+        return self._following.number
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to send now."""
+        return len(self._finished) < len(self._rows) and self._has_room
+
+    @property
+    def _has_room(self) -> bool:
+        return all(self._sent[other] - self._acknowledged[other] < WINDOW for other in self._rows)
+
+    def acknowledged(self, receiver: str, chunk: int) -> None:
+        """A matcher has inserted a chunk."""
+        if receiver in self._acknowledged:
+            self._acknowledged[receiver] = max(self._acknowledged[receiver], chunk)
+
+    def send(self) -> list[tuple[str, ToMember]]:
+        """The next chunks."""
+        if not self.is_busy:
+            return []
+        self._look()
+        chunks: list[tuple[str, ToMember]] = []
+        for other, rows in self._rows.items():
+            last = self._looked_at_all
+            if other in self._finished or not (rows or last):
+                continue
+            self._sent[other] += 1
+            state = State(self._instance, self.number, self._name, self._sent[other], last, list(rows))
+            chunks.append((other, state))
+            self._rows[other] = []
+            if last:
+                self._finished.add(other)
+        return chunks
+
+    def _look(self) -> None:
+        """Looks at the next filters. One that came after the mark has been told to both matchers, and does no harm."""
+        part = list(itertools.islice(self._ids, self._slice))
+        self._looked_at_all = len(part) < self._slice
+        for row in map(self._table.row, part):
+            if row is not None and self._current.owner(row.wire) == self._name:
+                owner = self._following.owner(row.wire)
+                if owner != self._name:
+                    self._rows[owner].append(row)

@@ -171,7 +171,15 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=9):
     conversation: int
 
 
-FromEngine: TypeAlias = Welcome | InForce | Refused | Delivery | Taken | Again | Rejected | Resend | Dropped
+class Matched(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """Numbers of this client's filters that the event of the next Delivery matches, if they are very many."""
+
+    emitter: int
+    number: int
+    matched: list[int]
+
+
+FromEngine: TypeAlias = Welcome | InForce | Refused | Delivery | Taken | Again | Rejected | Resend | Dropped | Matched
 
 
 class Roll(msgspec.Struct, frozen=True, array_like=True):

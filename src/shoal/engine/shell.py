@@ -1,230 +1,126 @@
-"""Runs an engine on a bus: its lease, its lanes, its letters and its roll.
+"""A process of an engine: it holds the lease and serves, or it is a member of the instance that serves, or stands by.
 
-Owns the I/O of one process of an engine. It makes no decision about events; it only adds the order of its start:
-
-    standby --lease taken, predecessor read--> lanes subscribed --> roll --written down that it serves--> serves
-    any     --lease not renewed in time-----------------------------------------------------------------> standby
+Owns which of these it is. All processes of an engine are equal; the one that gets the lease has the access point.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
+import time
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final
 
 from shoal.coordination.interface import Coordinator, Lease
-from shoal.engine.engine import Engine, EngineStatus
-from shoal.engine.engine_report import EngineReport, encode_report, lease_name, report_key, serving_key
-from shoal.engine.exit_point import Post
-from shoal.engine.messages import LANES, call_channel, decode_letter, encode, lane_channel, seat_channel
-from shoal.errors import ConnectError, CoordinatorError, NotConfirmedError, ProtocolError, ShoalError
+from shoal.engine.engine import EngineStatus
+from shoal.engine.engine_report import lease_name
+from shoal.engine.head_shell import RENEWALS, HeadShell
+from shoal.engine.member_shell import MemberShell
+from shoal.engine.operators import Operators
+from shoal.engine.outbox import Wire
+from shoal.engine.subscription_table import SubscriptionTable
+from shoal.errors import CoordinatorError, ShoalError
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.message import Gap, Item, Message
 from shoal.rules import ALL_RULES, Rules
-from shoal.runtime import TIMER_GRAIN_S
-
-ROLL_EVERY_S: Final = 0.5
-"""How often all clients are told which instance is in force."""
-REPORT_EVERY_S: Final = 1.0
-CLOCK_SHARE: Final = 0.1
-"""The share of a lease that is given up, because clocks do not run equally fast."""
 
 _log: Final = get_log(__name__)
 
 
-class Listening(Protocol):
-    """A subscription to one of Shoal's own channels."""
-
-    def get_nowait(self) -> Item | None:
-        """Return the next item if there is one."""
-
-    async def aclose(self) -> None:
-        """End it."""
-
-
-class Wire(Protocol):
-    """The bus, as an engine uses it."""
-
-    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int] | None:
-        """Publish; return a future for the confirmation, or None while the buffer is full."""
-
-    async def listen(self, channel: bytes, heard: Callable[[], None]) -> Listening:
-        """Subscribe; `heard` is called when there are new items."""
-
-
 class EngineShell:
-    """One process of an engine: it serves while it holds the lease, and stands by otherwise."""
+    """One process of an engine. `name` must be unique for each incarnation of a process."""
 
     def __init__(
-        self, name: str, wire: Wire, coordinator: Coordinator, holder: str, limits: Limits, rules: Rules = ALL_RULES
+        self,
+        engine: str,
+        wire: Wire,
+        coordinator: Coordinator,
+        name: str,
+        limits: Limits,
+        rules: Rules = ALL_RULES,
+        cpu_s: Callable[[], float] = time.process_time,
     ) -> None:
-        self._name = name
+        self._engine = engine
         self._wire = wire
         self._coordinator = coordinator
-        self._holder = holder
+        self._name = name
         self._limits = limits
         self._rules = rules
+        self._cpu_s = cpu_s
         self._lease: Lease | None = None
-        self._core: Engine | None = None
-        self._lanes: list[Listening] = []
-        self._backlog: deque[Post] = deque()
-        self._awake = asyncio.Event()
-        self._failed: ShoalError | None = None
+        self._last_token = 0
+        self.head: HeadShell | None = None
+        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s)
 
     @property
     def status(self) -> EngineStatus | None:
-        """The counts of the instance that serves; None on standby."""
-        return None if self._core is None else self._core.status()
+        """The counts of the instance that serves here; None if none does."""
+        return None if self.head is None or self.head.core is None else self.head.core.status()
+
+    @property
+    def operators(self) -> Operators | None:
+        """The operators that run here."""
+        if self.head is not None:
+            return None if self.head.core is None else self.head.core.operators
+        return self.member.operators
+
+    @property
+    def table(self) -> SubscriptionTable | None:
+        """The filters of the matcher that runs here."""
+        operators = self.operators
+        return None if operators is None or operators.matcher is None else operators.matcher.table
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether filters are being sent or dropped."""
+        return self.operators is not None and self.operators.is_busy
 
     def abandon_lease(self) -> None:
         """The end of `run` does not release the lease, as if the process had been killed. For tests."""
         self._lease = None
 
     async def run(self) -> None:
-        """Serves or stands by until it is cancelled."""
-        pause_s = self._limits.heartbeat_interval_s
+        """Serves, helps or stands by until it is cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.member.run())
+            group.create_task(self._lead())
+
+    async def _lead(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
             while True:
+                asked_at = loop.time()
                 with contextlib.suppress(CoordinatorError):
                     await self._take_lease()
                 if self._lease is None:
-                    await asyncio.sleep(pause_s)
+                    await asyncio.sleep(self._limits.engine_lease_s / (2 * RENEWALS))
                     continue
+                self.member.leads = True
+                head = self.head = HeadShell(
+                    *(self._engine, self._name, self._wire, self._coordinator, self._lease, asked_at),
+                    *(self._limits, self._rules, self._cpu_s),
+                )
                 try:
-                    await self._serve(self._lease)
+                    await head.run()
                 except* ShoalError as errors:
                     why = "; ".join(str(error) for error in errors.exceptions)
-                    _log.warning("engine stops serving", engine=self._name, why=why)
+                    _log.warning("engine stops serving", engine=self._engine, why=why)
                 finally:
-                    await self._end()
+                    self.head = None
+                    self.member.leads = False
+                await self._release()
         finally:
-            if self._lease is not None:
-                with contextlib.suppress(CoordinatorError):
-                    await self._coordinator.release(self._lease)
+            await self._release()
 
     async def _take_lease(self) -> None:
-        self._asked_at = asyncio.get_running_loop().time()
-        self._lease = await self._coordinator.acquire(lease_name(self._name), self._holder, self._limits.server_lease_s)
+        lease = await self._coordinator.acquire(lease_name(self._engine), self._name, self._limits.engine_lease_s)
+        if lease is not None and lease.token == self._last_token:  # each instance has a token of its own
+            await self._coordinator.release(lease)
+        elif lease is not None:
+            self._lease, self._last_token = lease, lease.token
 
-    async def _serve(self, lease: Lease) -> None:
-        key = serving_key(self._name)
-        stored = await self._coordinator.get(key)
-        predecessor = 0 if stored is None else int(stored.value)
-        loop = asyncio.get_running_loop()
-        core = self._core = Engine(lease.token, predecessor, self._limits, loop.time(), self._rules)
-        core.lease_until = self._asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
-        self._failed = None
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._keep_lease(core, lease))
-            for lane in range(LANES):
-                self._lanes.append(await self._wire.listen(lane_channel(self._name, lane), self._awake.set))
-            core.begin_roll(loop.time())
-            _log.info("engine calls the roll", engine=self._name, instance=core.instance, predecessor=predecessor)
-            group.create_task(self._call(core))
-            group.create_task(self._work(core))
-            while not core.wants_to_serve:  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            await self._coordinator.put(key, b"%d" % core.instance, fence=lease)
-            core.serve()
-            self._awake.set()
-            group.create_task(self._report(core, lease))
-            _log.info("engine serves", engine=self._name, instance=core.instance, clients=core.status().clients)
-
-    async def _end(self) -> None:
-        lanes, self._lanes, self._core, self._lease = self._lanes, [], None, None
-        self._backlog.clear()
-        for lane in lanes:
-            await lane.aclose()
-
-    async def _keep_lease(self, core: Engine, lease: Lease) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(self._limits.heartbeat_interval_s)
-            asked_at = loop.time()
-            held = True
+    async def _release(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
             with contextlib.suppress(CoordinatorError):
-                held = await self._coordinator.renew(lease)
-                if held:
-                    core.lease_until = asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
-            if not held or loop.time() >= core.lease_until:
-                raise _NotServingError("its lease is over")
-
-    async def _call(self, core: Engine) -> None:
-        """Tells all clients which instance is in force."""
-        while True:
-            posted = self._wire.post(call_channel(self._name), encode(core.roll()))
-            if posted is not None:
-                posted.add_done_callback(_forget)
-            await asyncio.sleep(ROLL_EVERY_S)
-
-    async def _report(self, core: Engine, lease: Lease) -> None:
-        """Writes the counts down from time to time."""
-        while True:
-            status = core.status()
-            report = EngineReport(**{name: getattr(status, name) for name in EngineReport.__struct_fields__})
-            with contextlib.suppress(CoordinatorError):
-                await self._coordinator.put(report_key(self._name), encode_report(report), fence=lease)
-            await asyncio.sleep(REPORT_EVERY_S)
-
-    # Work
-
-    async def _work(self, core: Engine) -> None:
-        """Takes turns: when letters have come or were confirmed, and from time to time."""
-        loop = asyncio.get_running_loop()
-        while True:
-            self._awake.clear()
-            if self._failed is not None:
-                raise self._failed
-            if not self._backlog:
-                self._read(core)
-                self._backlog += core.turn(loop.time())
-            while self._backlog and self._post(core, self._backlog[0]):
-                self._backlog.popleft()
-            if core.lease_until <= loop.time():
-                raise _NotServingError("its lease is over")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.01 if self._backlog else 0.1 + TIMER_GRAIN_S):
-                    await self._awake.wait()
-
-    def _read(self, core: Engine) -> None:
-        for lane in self._lanes:
-            while (item := lane.get_nowait()) is not None:
-                if isinstance(item, Message):
-                    try:
-                        core.received(item.publisher, decode_letter(item.payload))
-                    except ProtocolError as error:
-                        _log.warning("letter ignored", client=f"{item.publisher:012x}", why=str(error))
-                elif isinstance(item, Gap) and item.publisher:
-                    core.missed(item.publisher)
-
-    def _post(self, core: Engine, post: Post) -> bool:
-        confirmation = self._wire.post(seat_channel(self._name, post.client), post.payload)
-        if confirmation is None:
-            return False
-        confirmation.add_done_callback(lambda done: self._confirmed(core, post.group, done))
-        return True
-
-    def _confirmed(self, core: Engine, group: int, done: asyncio.Future[int]) -> None:
-        """A letter was confirmed. If it was refused, its events are not delivered: the instance ends, and the next one
-        gets them from their emitters again."""
-        if done.cancelled():
-            return
-        error = done.exception()
-        if error is None:
-            core.confirmed(group)
-        elif isinstance(error, ShoalError):
-            self._failed = error if isinstance(error, NotConfirmedError) else _NotServingError(str(error))
-        self._awake.set()
-
-
-class _NotServingError(ConnectError):
-    """The instance must not act any more."""
-
-
-def _forget(done: asyncio.Future[int]) -> None:
-    """The roll is called again soon, so it does not matter whether this time was confirmed."""
-    if not done.cancelled():
-        done.exception()
+                await self._coordinator.release(lease)

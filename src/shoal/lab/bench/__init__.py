@@ -22,4 +22,10 @@ Owns the workloads, the contenders and the ratios. A ratio is a fact: nothing he
 
     plan.py              one decision of each policy about the load of plan_load.py
     pipeline.py          jobs on Spark: pipeline_source.py, pipeline_load.py, pipeline_archive.py and pipeline_match.py
+
+`shoal bench engine`
+
+    engine.py            the engine beside channels, with and without `where=`
+    engine_worker.py     an emitter or the readers, in a process
+    engine_operators.py  what each operator costs
 """

@@ -6,6 +6,8 @@ A soak has one or more rounds, each with its own cluster. Its parts:
     run.py            rounds with faults, and with requested moves
     balancer_round.py rounds with a balancer, in which the load is raised
     hostile_round.py  rounds with hostile clients, and how much they disturb honest ones
+    queue_round.py    rounds with a queue: queue_client.py, queue_orders.py and queue_checker.py belong to it
+    engine_round.py   rounds with an engine: engine_client.py, engine_orders.py and engine_checker.py belong to it
     redis_round.py    redis-py's client and ours side by side while their server fails
     outcome.py        options, the sum over all rounds, and the facts that are printed
 

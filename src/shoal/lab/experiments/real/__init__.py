@@ -11,7 +11,8 @@
     network.py          servers behind links of limited bandwidth
     limited_cluster.py  a cluster on such a network
 
-Owns the table of experiments. Their modules are imported when they run.
+Owns the table of experiments. Their modules are imported when they run; that of esilbops-13 is a soak with figures, and
+is with the soaks.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from shoal.lab.experiments import Experiment, ExperimentOptions
 from shoal.lab.experiments.result import ExperimentResult
 
 
-def _experiment(module: str, function: str) -> Experiment:
+def _experiment(module: str, function: str, package: str = __name__) -> Experiment:
     def run(options: ExperimentOptions) -> ExperimentResult:
-        found: Experiment = getattr(importlib.import_module(f"{__name__}.{module}"), function)
+        found: Experiment = getattr(importlib.import_module(f"{package}.{module}"), function)
         return found(options)
 
     return run
@@ -36,5 +37,6 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     "dynamoth-1b": _experiment("replication", "run_b"),
     "dynamoth-2": _experiment("scalability", "run"),
     "dynamoth-3": _experiment("elasticity", "run"),
+    "esilbops-13": _experiment("engine_scaling", "run", "shoal.lab.soak"),
     "flow-check": _experiment("flow_check", "run"),
 }

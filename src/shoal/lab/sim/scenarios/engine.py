@@ -7,7 +7,7 @@ which events a filter is owed is decided by `Filter.matches`, never by the index
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -17,7 +17,9 @@ import msgspec
 
 from shoal.bus.client import Bus
 from shoal.bus.event_reader import Matching
-from shoal.engine.engine import EngineStatus
+from shoal.engine.director import Director, Wanted
+from shoal.engine.engine import Engine, EngineStatus
+from shoal.engine.engine_report import encode_wanted, wanted_key
 from shoal.engine.shell import EngineShell
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
 from shoal.filters.filter import Filter
@@ -35,21 +37,31 @@ from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
     *("roll_first", "settle_last", "in_number", "keep_until_taken", "dedupe_emitter", "present_all", "say_late"),
-    *("lease_checked", "answer_in_time"),
+    *("lease_checked", "answer_in_time", "change_to_both", "ready_first", "parts_of_its_time"),
+    *("in_order", "one_copy"),
 )
 """The rules that this scenario tests."""
-ENGINES: Final = 2
+ENGINES: Final = 4
+MATCHERS_MAX: Final = 3
+CHANGE_EVERY_S: Final = 0.7
+"""About how often another number of matchers is wanted."""
 FILTERS_MAX: Final = 5
 RETRY_S: Final = 0.3
 LIMITS: Final[dict[str, Any]] = {
     "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
-    "engine_letter_bytes_max": 600,
+    "engine_letter_bytes_max": 600, "engine_lease_s": 1.0, "engine_member_silent_s": 0.7, "engine_roll_s": 0.4,
+    "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
 }  # fmt: skip
 """Small limits, so that they are met."""
 ENGINE_DIES_S: Final = 6.0
 ENGINE_SLEEPS: Final = 0.5
 SLEEP_S: Final = (0.5, 6.0)
 """About how often the engine that serves dies, or sleeps and wakes up as a zombie."""
+EXITS: Final = 0.15
+"""The share of wishes with a second exit point, for which a new instance begins."""
+WITHOUT: Final = 0.3
+"""The share of wishes that leave a process out."""
+HEAD_HIT: Final = 0.5
 LOOK_S: Final = 0.1
 """How often the engines are looked at, to count what they do."""
 SETTLE_S: Final = 4.0
@@ -74,6 +86,15 @@ CORNERS: Final = {
     "agent crash": "agent crash",
     "coordinator crash": "coordinator crash",
     "server left the ring": "server left ring",
+    "matcher added": "matcher added",
+    "matcher removed": "matcher removed",
+    "change of configuration given up": "change given up",
+    "several exit points": "several exit points",
+    "member crash": "member crash",
+    "member slept": "member slept",
+    "filter added during a change": "added during a change",
+    "filter removed during a change": "removed during a change",
+    "event emitted during a change": "emitted during a change",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -150,6 +171,7 @@ class EngineApp(App):
         run.event_count += 1
         record = run.events[run.event_count] = EventRecord(run.event_count, attributes, world.now)
         run.exercised["event emitted"] += 1
+        run.exercised["emitted during a change"] += run.changing
         self.emitting += 1
         try:
             await self.bus.emit(attributes, b"%d" % record.number, confirm=True)
@@ -201,6 +223,7 @@ class EngineApp(App):
             run.exercised["filter not in force in time"] += 1
             return
         run.exercised["filter in force"] += 1
+        run.exercised["added during a change"] += run.changing
         self.filters[name] = FilterRecord(wanted, self.reading, world.now)
         run.filters.append(self.filters[name])
 
@@ -209,6 +232,7 @@ class EngineApp(App):
         if record is not None and self.reader is not None:
             record.ended_at = self.run.world.now
             self.run.exercised["filter removed"] += 1
+            self.run.exercised["removed during a change"] += self.run.changing
             await self.reader.remove(name)
 
     def _ended(self) -> None:
@@ -240,7 +264,11 @@ class EngineRun(ChannelScenario):
         self.wanted: dict[str, Filter] = {}
         self.unmatched: list[str] = []
         self.engines: dict[str, EngineShell] = {}
+        self.process_names: set[str] = set()
+        """The names of all processes of the engine, dead or alive."""
         self._seen: dict[int, EngineStatus] = {}
+        self._layers: dict[int, tuple[int, int]] = {}
+        """By instance: the number of matchers, and of changes that were given up."""
         self.events_max = 3
         super().__init__(seed, rules, trace)
 
@@ -261,7 +289,24 @@ class EngineRun(ChannelScenario):
         names = [f"engine{number}" for number in range(1, ENGINES + 1)]
         for name in names:
             self.participant(name, "engine", self._engine)
-        return names
+        self.participant("operator", "admin", self._operator)
+        return [*names, "operator"]
+
+    async def _operator(self, process: Process) -> None:
+        """The main task of a process that wants now more, now fewer matchers and exit points."""
+        random = self.world.rng("wanted")
+        while True:
+            try:
+                async with await process.runtime.coordinator(COORDINATOR_URL, 1.0) as coordinator:
+                    while True:
+                        exits = 2 if random.random() < EXITS else 1
+                        names = sorted(self.process_names)
+                        without = (random.choice(names),) if names and random.random() < WITHOUT else ()
+                        wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without)
+                        await coordinator.put(wanted_key("main"), encode_wanted(wanted))
+                        await asyncio.sleep(random.expovariate(1 / CHANGE_EVERY_S))
+            except ShoalError:
+                await asyncio.sleep(RETRY_S)
 
     async def _engine(self, process: Process) -> None:
         """The main task of an engine's process."""
@@ -274,8 +319,10 @@ class EngineRun(ChannelScenario):
             except ShoalError:
                 await asyncio.sleep(RETRY_S)
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
-            shell = EngineShell("main", bus, coordinator, f"{node.name}/{node.incarnation}", limits, self.rules)
+            name = f"{node.name}-{node.incarnation}"
+            shell = EngineShell("main", bus, coordinator, name, limits, self.rules, lambda: 0.0)
             self.engines[node.name] = shell
+            self.process_names.add(name)
             await shell.run()
 
     def begin_safety(self) -> None:
@@ -283,6 +330,8 @@ class EngineRun(ChannelScenario):
         self._look()
 
     def _look(self) -> None:
+        for head in [shell.head for shell in self.engines.values() if shell.head is not None]:
+            self._look_at_change(head.director, head.core)
         for status in [shell.status for shell in self.engines.values()]:
             if status is not None and status.instance not in self._seen:
                 self.exercised["roll called"] += 1
@@ -293,6 +342,23 @@ class EngineRun(ChannelScenario):
                 self._seen[status.instance] = status
         if self.active:
             self.world.after(LOOK_S, self._look)
+
+    def _look_at_change(self, director: Director, core: Engine | None) -> None:
+        if core is None:
+            return
+        matchers, given_up = len(director.configuration.matchers), sum(director.given_up.values())
+        before, given_up_before = self._layers.get(core.instance, (matchers, 0))
+        self.exercised["matcher added"] += matchers > before
+        self.exercised["matcher removed"] += matchers < before
+        self.exercised["change given up"] += given_up - given_up_before
+        self.exercised["several exit points"] += len(director.configuration.exits) > 1
+        self._layers[core.instance] = (matchers, given_up)
+
+    @property
+    def changing(self) -> bool:
+        """Whether a change of configuration is under way."""
+        heads = [shell.head for shell in self.engines.values() if shell.head is not None]
+        return any(head.director.following is not None for head in heads)
 
     def faults_began(self) -> None:
         """The engine that serves dies or sleeps from time to time."""
@@ -306,19 +372,27 @@ class EngineRun(ChannelScenario):
             return
         self.world.after(rng.expovariate(2 / ENGINE_DIES_S), self._trouble)
         serving = [name for name, shell in self.engines.items() if shell.status is not None]
-        if serving:
-            node = self.network.nodes[rng.choice(serving)]
-            if rng.random() < ENGINE_SLEEPS:
-                self.exercised["engine slept"] += 1
-                self.faults.pause(node, SLEEP_S)
-            else:
-                self.faults.crash(node)
+        helping = [name for name, shell in self.engines.items() if shell.member.operators is not None]
+        if serving and (not helping or rng.random() < HEAD_HIT):
+            node, what = self.network.nodes[rng.choice(serving)], "engine"
+        elif helping:
+            node, what = self.network.nodes[rng.choice(helping)], "member"
+        else:
+            return
+        if rng.random() < ENGINE_SLEEPS:
+            self.exercised[f"{what} slept"] += 1
+            self.faults.pause(node, SLEEP_S)
+        else:
+            self.exercised["member crash"] += what == "member"
+            self.faults.crash(node)
 
     # Checks
 
     def check_matched(self, app: EngineApp, number: int, names: tuple[str, ...]) -> None:
         """A reader got an event for these filters."""
         event = self.events[number]
+        if len(set(names)) < len(names):
+            self.unmatched.append(f"{app.node.name} got {event.attributes} twice for one of {names}")
         for name in names:
             if not self.wanted[name].matches(event.attributes):
                 self.unmatched.append(f"{app.node.name} got {event.attributes} for {name}")
@@ -328,7 +402,9 @@ class EngineRun(ChannelScenario):
         apps = [app for app in self.apps if isinstance(app, EngineApp)]
         routers = [app.router for app in self.apps if app.router is not None]
         return (
-            len(routers) == len(self.apps)
+            not self.changing
+            and not any(shell.is_busy for shell in self.engines.values())
+            and len(routers) == len(self.apps)
             and all(app.settled for app in apps)
             and all(router.settled and not router.statistics().questions for router in routers)
         )
@@ -367,6 +443,7 @@ class EngineRun(ChannelScenario):
         for one in self.filters:
             self._check_filter(one, got[id(one.reader)], verdict)
         self._check_alarms(readers.values(), verdict)
+        self._check_growth(verdict)
         if not self.quiet():
             verdict.violate("unsettled", f"events are not taken at t={self.world.now:.3f}")
         return verdict
@@ -399,6 +476,18 @@ class EngineRun(ChannelScenario):
                     f"{one.reader.label}: event {event.number}, emitted {event.at:.3f}, taken {event.taken_at:.3f}, "
                     f"for {one.wanted} in force {one.in_force_at:.3f}",
                 )
+
+    def _check_growth(self, verdict: Verdict) -> None:
+        """No matcher has filters that their client has removed."""
+        held: Counter[int] = Counter()
+        for table in [shell.table for shell in self.engines.values()]:
+            if table is not None:
+                held.update(row.client for row in map(table.row, table.ids) if row is not None)
+        for app in self.apps:
+            counts = app.bus.matching if app.started else None
+            if counts is not None and held[app.bus.client_id] > counts.filters:
+                filters = f"{held[app.bus.client_id]} filters of {app.node.name}, which has {counts.filters}"
+                verdict.violate("growth", f"matchers have {filters}")
 
     def _check_alarms(self, readers: Iterable[ReaderRecord], verdict: Verdict) -> None:
         if self.calm:

@@ -1,0 +1,59 @@
+"""A configuration: which processes run matchers and exit points, and how filters and clients are divided over them.
+
+Owns the division. It depends on names only, so all processes compute the same one, and a filter changes its matcher
+only if that matcher comes or goes. Equal filters have one matcher.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Final
+
+import msgspec
+
+_MASK: Final = (1 << 64) - 1
+_ODD: Final = 0x9E3779B97F4A7C15
+
+
+class Configuration(msgspec.Struct, frozen=True, array_like=True):
+    """The processes of each layer. The access point is in the process that holds the engine's lease."""
+
+    number: int
+    matchers: tuple[str, ...]
+    exits: tuple[str, ...]
+
+    @property
+    def members(self) -> frozenset[str]:
+        """All processes with a matcher or an exit point."""
+        return frozenset(self.matchers + self.exits)
+
+    @property
+    def text(self) -> str:
+        """The numbers of access points, matchers and exit points: `1-3-1`."""
+        return f"1-{len(self.matchers)}-{len(self.exits)}"
+
+    def owner(self, wire: bytes) -> str:
+        """The matcher of a filter in its wire form."""
+        return self.matchers[0] if len(self.matchers) == 1 else _highest(zlib.crc32(wire), self.matchers)
+
+    def exit_of(self, client: int) -> str:
+        """The exit point of a client."""
+        return self.exits[0] if len(self.exits) == 1 else _highest(client, self.exits)
+
+
+def _highest(key: int, names: tuple[str, ...]) -> str:
+    """Rendezvous hashing: the name with the highest weight."""
+    return max(names, key=lambda name: _mixed(key ^ _seed(name)))
+
+
+def _mixed(value: int) -> int:
+    value = (value * _ODD) & _MASK
+    value = ((value ^ (value >> 32)) * _ODD) & _MASK
+    return value ^ (value >> 29)
+
+
+@functools.lru_cache(maxsize=4096)
+def _seed(name: str) -> int:
+    data = name.encode()
+    return zlib.crc32(data) << 32 | zlib.adler32(data)

@@ -1,0 +1,32 @@
+"""`shoal bench engine`, briefly: all figures are there, and every delivery was counted."""
+
+from __future__ import annotations
+
+import pytest
+from tests.support.command import run_command, run_json_command
+
+from shoal.filters.index.warm_up import warm_up
+
+
+async def test_all_figures_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    warm_up()  # so that the engine's process starts quickly
+    words = ["--events", "400", "--filters", "1000", "--rounds", "1", "--only", "throughput"]
+    _, facts = await run_json_command(capsys, "bench", "engine", *words)  # a busy machine may miss a goal
+    engine, channel = facts["rows"]
+    assert (engine["contender"], channel["contender"]) == ("1-1-1", "channel")
+    assert engine["deliveries_per_event"] == 1.0
+    assert 1 <= engine["matches_per_event"] <= 10
+    for row in (engine, channel):
+        assert row["events_per_s"] > 0
+        assert 0 < row["latency_ms_p50"] <= row["latency_ms_p99"]
+    assert {"access_point", "matcher", "exit_point", "emitter", "reader"} <= engine["cpu_us_per_event"].keys()
+    assert min(engine["cpu_us_per_event"][name] for name in ("access_point", "matcher", "exit_point")) > 0
+    ratios = facts["ratios"]
+    assert min(ratios[name] for name in ("cpu_vs_channel", "latency_p50_vs_channel", "in_force_ms_p99")) > 0
+    assert set(facts["missed"]) <= facts["goals"].keys() == {*ratios} - {"in_force_ms_p50"}
+
+
+async def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, errors = await run_command(capsys, "bench", "engine", "--only", "memory")
+    assert status == 1
+    assert "memory" in errors
