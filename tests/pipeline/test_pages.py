@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ PAGE: Final = Path(__file__).parents[2] / "docs" / "pipeline.md"
 PROMISED: Final = re.compile(r"#->(.*)")
 ON_SPARK: Final = re.compile(r"^(shoal pipeline .*)$", re.MULTILINE)
 DOWN: Final = "shoal down\n"
+WINDOWS_S: Final = 5.0
 
 
 def blocks(text: str, language: str) -> list[str]:
@@ -40,6 +42,8 @@ def run_commands(script: str) -> None:
     for commands in ON_SPARK.split(script):
         if ON_SPARK.match(commands):
             words = shlex.split(commands, comments=True)[1:]
+            if words[:2] == ["pipeline", "load"]:  # elsewhere Java takes as long to start; windows are complete by then
+                time.sleep(WINDOWS_S)
             assert cli.main(words) == 0, words
         else:
             subprocess.run(["bash", "-eo", "pipefail", "-c", commands], check=True)

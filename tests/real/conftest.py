@@ -17,7 +17,7 @@ from shoal.cluster.local import LocalCluster
 @pytest.fixture(scope="session")
 def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterThread]:
     only_one_worker("shared_cluster", tmp_path_factory)
-    with ClusterThread(servers=3, stores=1) as cluster:
+    with ClusterThread(servers=3, stores=1, engine=True) as cluster:
         yield cluster
 
 

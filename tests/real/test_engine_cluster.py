@@ -56,7 +56,9 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         _, facts = await run_json_command(capsys, "top", "--once", *where)
         assert facts["engine"]["filters"] == 2
         _, text, _ = await run_command(capsys, "status", *where)
-        assert f"engine 1-1-1, instance {before['instance']}: 1 client, 2 filters, 0 events/s, 0 in flight" in text
+        assert re.search(
+            rf"engine 1-1-1, instance {before['instance']}: 1 client, 2 filters, \d+ events/s, 0 in flight", text
+        )
         _, facts = await run_json_command(capsys, "doctor", *where)
         assert any("an engine runs" in finding["text"] for finding in facts["findings"])
         await cluster.kill("engine-main-1")

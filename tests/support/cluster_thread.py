@@ -31,9 +31,11 @@ def patient_agent(server: ServerAddress) -> Sequence[str]:
 class ClusterThread:
     """Starts a cluster, and stops it at the end of the block."""
 
-    def __init__(self, servers: int, tls: bool | None = None, stores: int = 0) -> None:
+    def __init__(self, servers: int, tls: bool | None = None, stores: int = 0, engine: bool = False) -> None:
         self._servers = servers
         self._stores = stores
+        self._engine = engine
+        """Whether a client that emits or matches gets an engine."""
         self._tls = tls
         self._ready = threading.Event()
         self._failure: BaseException | None = None
@@ -74,7 +76,12 @@ class ClusterThread:
         self._end = asyncio.Event()
         limits = Limits(server_lease_s=LEASE_S)
         cluster = LocalCluster(
-            self._servers, limits=limits, agent_command=patient_agent, tls=self._tls, stores=self._stores
+            self._servers,
+            limits=limits,
+            agent_command=patient_agent,
+            tls=self._tls,
+            stores=self._stores,
+            engine_when_asked=self._engine,
         )
         async with cluster as self._cluster:
             self.url = self._cluster.url

@@ -68,17 +68,23 @@ async def _pause_ms(queue: Queue, coordinator: Coordinator, entry: QueueEntry, s
             await queue.put(PAYLOAD, key=name)
             longest_s = max(longest_s, time.monotonic() - began)
 
+    await _no_request(coordinator)  # the queue may just have been created
     producing = asyncio.create_task(produce())
     try:
         request = encode_queue_request(MoveShards(NAME, {shard: target}, f"bench-{shard}"))
         await coordinator.put(move_key(NAME, QUEUE), request, expect=0)
-        async with asyncio.timeout(MOVE_S_MAX):
-            while await coordinator.get(move_key(NAME, QUEUE)) is not None:  # noqa: ASYNC110 - another process ends it
-                await asyncio.sleep(POLL_S)
+        await _no_request(coordinator)
     finally:
         producing.cancel()
         await asyncio.gather(producing, return_exceptions=True)
     return 1000 * longest_s
+
+
+async def _no_request(coordinator: Coordinator) -> None:
+    """Waits until the leader has carried out what was asked for."""
+    async with asyncio.timeout(MOVE_S_MAX):
+        while await coordinator.get(move_key(NAME, QUEUE)) is not None:  # noqa: ASYNC110 - another process ends it
+            await asyncio.sleep(POLL_S)
 
 
 async def _entry(coordinator: Coordinator, verifier: Verifier) -> QueueEntry:
