@@ -11,6 +11,8 @@ import zlib
 from typing import Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 _MASK: Final = (1 << 64) - 1
 _ODD: Final = 0x9E3779B97F4A7C15
@@ -35,11 +37,22 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
 
     def owner(self, wire: bytes) -> str:
         """The matcher of a filter in its wire form."""
-        return self.matchers[0] if len(self.matchers) == 1 else _highest(zlib.crc32(wire), self.matchers)
+        return self.matchers[0] if len(self.matchers) == 1 else _highest(checksum(wire), self.matchers)
+
+    def owners(self, checksums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+        """The same for many filters, given `checksum` of each: places in `matchers`."""
+        if len(self.matchers) == 1:
+            return np.zeros(len(checksums), np.intp)
+        weights = np.stack([_mixed_all(checksums ^ np.uint64(_seed(name))) for name in self.matchers])
+        return weights.argmax(axis=0)
 
     def exit_of(self, client: int) -> str:
         """The exit point of a client."""
         return self.exits[0] if len(self.exits) == 1 else _highest(client, self.exits)
+
+
+checksum: Final = zlib.crc32
+"""What decides which matcher a filter gets."""
 
 
 def _highest(key: int, names: tuple[str, ...]) -> str:
@@ -51,6 +64,12 @@ def _mixed(value: int) -> int:
     value = (value * _ODD) & _MASK
     value = ((value ^ (value >> 32)) * _ODD) & _MASK
     return value ^ (value >> 29)
+
+
+def _mixed_all(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    values = values * np.uint64(_ODD)
+    values = (values ^ (values >> np.uint64(32))) * np.uint64(_ODD)
+    return values ^ (values >> np.uint64(29))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -100,6 +100,11 @@ class Engine:
         return operators.flush()
 
     @property
+    def has_backlog(self) -> bool:
+        """Whether the last turn has left batches: then no more is taken."""
+        return bool(self._batches)
+
+    @property
     def is_busy(self) -> bool:
         """Whether a turn has left something for the next one."""
         return bool(self._batches) or self.operators.is_busy

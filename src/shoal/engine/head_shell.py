@@ -277,7 +277,7 @@ class HeadShell:
 
     def _turn(self, core: Engine, outbox: Outbox) -> None:
         now = asyncio.get_running_loop().time
-        if not core.is_busy:
+        if not core.has_backlog:
             self._read_lanes(core)
         self._hear_members(core)
         self._direct(core, now())

@@ -11,14 +11,15 @@ Nothing stops meanwhile. A filter that two matchers hold for a moment is matched
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Final
+
+import numpy as np
 
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
-from shoal.engine.subscription_table import Row, SubscriptionTable
+from shoal.engine.subscription_table import SubscriptionTable
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -55,7 +56,8 @@ class Matcher:
         """Filters that ended, and clients that presented all their filters, while state is under way."""
         self._early: list[State] = []
         """State that came before the mark."""
-        self._trimming: Iterator[int] | None = None
+        self._trimming: int | None = None
+        """The first filter that has not been looked at, while those of other matchers are dropped."""
         self.ready = configuration.number
         """The newest configuration whose filters are here."""
         self.failed = ""
@@ -183,7 +185,7 @@ class Matcher:
             self._configuration = mark.configuration
             self._next = self._sending = None
             self._receiving, self._early = set(), []
-            self._trimming = iter(self.table.ids)
+            self._trimming = 0
 
     def received(self, message: State | StateAck) -> None:
         """Another matcher has sent state, or has got some."""
@@ -222,15 +224,17 @@ class Matcher:
         elif self._sending is not None:
             self.out += self._sending.send()
 
-    def _trim(self, ids: Iterator[int]) -> None:
-        count = self._limits.engine_slice_filters_max
-        part = list(itertools.islice(ids, count))
-        if len(part) < count:
-            self._trimming = None
+    def _trim(self, first: int) -> None:
+        last = first + self._limits.engine_slice_filters_max
+        self._trimming = last if last < self.table.size else None
+        rows = self.table.rows(first, last)
+        mine = np.zeros(len(rows.wires), bool)
+        for configuration in (self._configuration, self._next):
+            if configuration is not None and self._name in configuration.matchers:
+                mine |= configuration.owners(rows.checksums) == configuration.matchers.index(self._name)
         foreign: dict[int, list[int]] = {}
-        for row in map(self.table.row, part):
-            if row is not None and not self._is_mine(row.wire):
-                foreign.setdefault(row.client, []).append(row.number)
+        for at in np.flatnonzero(~mine).tolist():
+            foreign.setdefault(rows.clients[at], []).append(rows.numbers[at])
         for client, numbers in foreign.items():
             self.table.remove(client, numbers)
 
@@ -254,9 +258,11 @@ class StateSender:
         self._current = current
         self._following = following
         self._slice = slice_filters
-        self._ids = iter(table.ids)
+        self._next = 0
         self._looked_at_all = False
-        self._rows: dict[str, list[Row]] = {other: [] for other in following.matchers if other != name}
+        self._rows: dict[str, list[tuple[int, int, bytes]]] = {
+            other: [] for other in following.matchers if other != name
+        }
         self._sent = dict.fromkeys(self._rows, 0)
         self._acknowledged = dict.fromkeys(self._rows, 0)
         self._finished: set[str] = set()
@@ -291,7 +297,7 @@ class StateSender:
             if other in self._finished or not (rows or last):
                 continue
             self._sent[other] += 1
-            state = State(self._instance, self.number, self._name, self._sent[other], last, list(rows))
+            state = State(self._instance, self.number, self._name, self._sent[other], last, rows)
             chunks.append((other, state))
             self._rows[other] = []
             if last:
@@ -300,10 +306,13 @@ class StateSender:
 
     def _look(self) -> None:
         """Looks at the next filters. One that came after the mark has been told to both matchers, and does no harm."""
-        part = list(itertools.islice(self._ids, self._slice))
-        self._looked_at_all = len(part) < self._slice
-        for row in map(self._table.row, part):
-            if row is not None and self._current.owner(row.wire) == self._name:
-                owner = self._following.owner(row.wire)
-                if owner != self._name:
-                    self._rows[owner].append(row)
+        rows = self._table.rows(self._next, self._next + self._slice)
+        self._next += self._slice
+        self._looked_at_all = self._next >= self._table.size
+        current, following = self._current, self._following
+        mine = current.owners(rows.checksums) == current.matchers.index(self._name)
+        owners = following.owners(rows.checksums)
+        for place, other in enumerate(following.matchers):
+            if other != self._name:
+                for at in np.flatnonzero(mine & (owners == place)).tolist():
+                    self._rows[other].append((rows.clients[at], rows.numbers[at], rows.wires[at]))

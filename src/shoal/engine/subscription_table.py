@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from shoal.engine.configuration import checksum
 from shoal.engine.messages import Event, Refused
 from shoal.engine.seat_groups import SeatGroups, Seats
 from shoal.errors import EventError, FilterError
@@ -24,12 +25,13 @@ NO_ATTRIBUTES: Final = b"\x80"
 """An event without attributes."""
 
 
-class Row(NamedTuple):
-    """A filter of a client."""
+class Rows(NamedTuple):
+    """Some filters, in columns."""
 
-    client: int
-    number: int
-    wire: bytes
+    clients: list[int]
+    numbers: list[int]
+    wires: list[bytes]
+    checksums: npt.NDArray[np.uint64]
 
 
 class SubscriptionTable:
@@ -45,6 +47,7 @@ class SubscriptionTable:
         """By id."""
         self._seat_of = np.zeros(ROWS_FIRST, np.int64)
         self._number_of = np.zeros(ROWS_FIRST, np.int64)
+        self._checksum_of = np.zeros(ROWS_FIRST, np.uint64)
         self._groups = SeatGroups()
         self._filters = 0
 
@@ -54,17 +57,23 @@ class SubscriptionTable:
     @property
     def nbytes(self) -> int:
         """Bytes of index and arrays."""
-        return self._index.nbytes + self._seat_of.nbytes + self._number_of.nbytes
+        return self._index.nbytes + self._seat_of.nbytes + self._number_of.nbytes + self._checksum_of.nbytes
 
     @property
-    def ids(self) -> range:
-        """All ids that may be in use."""
-        return range(len(self._wires))
+    def size(self) -> int:
+        """All ids are below this."""
+        return len(self._wires)
 
-    def row(self, id: int) -> Row | None:
-        """The filter with an id; None if there is none."""
-        wire = self._wires[id]
-        return None if wire is None else Row(int(self._seat_of[id]), int(self._number_of[id]), wire)
+    def rows(self, first: int, last: int) -> Rows:
+        """The filters with ids from `first` to before `last`."""
+        wires = self._wires[first:last]
+        ids = np.array([first + at for at, wire in enumerate(wires) if wire is not None], np.intp)
+        return Rows(
+            self._seat_of[ids].tolist(),
+            self._number_of[ids].tolist(),
+            [wire for wire in wires if wire is not None],
+            self._checksum_of[ids],
+        )
 
     def has(self, client: int, number: int) -> bool:
         """Whether a filter is here."""
@@ -132,11 +141,13 @@ class SubscriptionTable:
             if used + more > len(self._seat_of):
                 self._seat_of = np.resize(self._seat_of, 2 * (used + more))
                 self._number_of = np.resize(self._number_of, 2 * (used + more))
+                self._checksum_of = np.resize(self._checksum_of, 2 * (used + more))
         ids = self._free[-len(new) :]
         numbers = [number for number, _ in new]
         self._index.insert_many(ids, wire_table([wire for _, wire in new]))
         self._seat_of[ids] = client
         self._number_of[ids] = numbers
+        self._checksum_of[ids] = [checksum(wire) for _, wire in new]
         for id, (_, wire) in zip(ids, new, strict=True):
             self._wires[id] = wire
         del self._free[-len(new) :]

@@ -482,7 +482,7 @@ class EngineRun(ChannelScenario):
         held: Counter[int] = Counter()
         for table in [shell.table for shell in self.engines.values()]:
             if table is not None:
-                held.update(row.client for row in map(table.row, table.ids) if row is not None)
+                held.update(table.rows(0, table.size).clients)
         for app in self.apps:
             counts = app.bus.matching if app.started else None
             if counts is not None and held[app.bus.client_id] > counts.filters:
