@@ -412,7 +412,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     engine_join_s_max: float = 5.0
     """How long a new instance of the engine waits for the processes of its matchers and exit points."""
 
-    engine_slice_filters_max: int = 1000
+    engine_slice_filters_max: int = 2000
     """Filters that a matcher looks at in one turn, when it gives some to other matchers."""
 
     engine_change_s_max: float = 60.0

@@ -43,8 +43,9 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """The same for many filters, given `checksum` of each: places in `matchers`."""
         if len(self.matchers) == 1:
             return np.zeros(len(checksums), np.intp)
-        weights = np.stack([_mixed_all(checksums ^ np.uint64(_seed(name))) for name in self.matchers])
-        return weights.argmax(axis=0)
+        weights = [_mixed_all(checksums ^ np.uint64(_seed(name))) for name in self.matchers]
+        places: npt.NDArray[np.intp] = np.stack(weights).argmax(axis=0)
+        return places
 
     def exit_of(self, client: int) -> str:
         """The exit point of a client."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.engine.configuration import checksum
 from shoal.engine.messages import Event, Refused
