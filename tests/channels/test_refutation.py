@@ -685,6 +685,45 @@ def test_a_lower_number_than_an_unheard_one_is_an_open_gap_if_nobody_answers() -
     assert scene.takes(sub) == [b"gap 7-0"]
 
 
+def test_an_agent_that_lists_the_lower_number_does_not_answer_for_the_publisher() -> None:
+    scene, sub = introduced_unheard()
+    assert scene.takes(sub) == []
+    scene.servers["s1"].streams[TILE, STREAM] = 7
+    scene.lose("s1")
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 7-0"]
+
+
+def ended_unheard() -> tuple[Scene, SubscriptionCore]:
+    """A false beacon has introduced a stream, and told that it ended before the subscription began. The agent listens
+    since then, and the stream begins."""
+    scene = Scene()
+    sub = scene.subscribe(TILE)
+    scene.copy(FAR, FALSE, flags=BEACON | FINAL, quiet_s=99.0)
+    assert sub.streams[STREAM].final
+    scene.servers["s1"].incarnation = 9
+    scene.heartbeat("s1")
+    scene.copy(1)
+    return scene, sub
+
+
+def test_a_lower_number_than_an_unheard_end_of_a_stream_is_a_question_to_the_publisher() -> None:
+    scene, sub = ended_unheard()
+    scene.advance(1.0)
+    scene.reply(control.Healed(TILE, STREAM, 1, 1, 1, FAR + 1))
+    assert scene.takes(sub) == [b"1"]
+    scene.copy(2)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"2"]
+
+
+def test_a_lower_number_than_an_unheard_end_of_a_stream_is_an_open_gap_if_the_publisher_does_not_answer() -> None:
+    scene, sub = ended_unheard()
+    scene.copy(2)
+    let_gaps_come(scene)
+    assert scene.takes(sub) == [b"gap 1-0"]
+
+
 def test_a_lower_number_than_one_that_an_agent_has_heard_changes_nothing() -> None:
     scene = Scene()
     sub = scene.subscribe(TILE)

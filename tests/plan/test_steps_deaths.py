@@ -19,6 +19,7 @@ from tests.support.mover_store import (
 
 from shoal.plan.entry import Entry, Phase, check_entry
 from shoal.plan.placement import BY_THE_RING, Mode, at_home
+from shoal.plan.steps import is_alive
 
 
 def without(store: Store, *servers: str) -> None:
@@ -156,14 +157,65 @@ def test_subscribers_on_a_server_that_comes_back_are_helped_until_they_have_foll
     assert store.look() is None
     entry = store.look(PREPARE_S)
     assert entry is not None
-    assert (entry.phase, entry.placement.servers, entry.helped) == (Phase.NARROW, (store.home,), (old,))
+    assert (entry.phase, entry.placement.servers, entry.helped) == (Phase.WIDEN, (store.home,), (old,))
+    for phase in (Phase.SWITCH, Phase.NARROW):
+        store.all_well()
+        store.say(old, behind=1, here=1)
+        entry = store.look() or store.look(WIDEN_S)
+        assert entry is not None
+        assert (entry.phase, entry.helped) == (phase, (old,))
     store.all_well()
     store.say(old, behind=1, here=1)
+    assert store.look() is None
     assert store.look(WIDEN_S) is None, "whoever stands there is waited for"
     store.all_well()
     entry = store.look()
     assert entry is not None
     assert entry.phase is Phase.END
+
+
+def test_publishers_follow_the_ring_as_long_as_subscribers_do() -> None:
+    """The home of a channel leaves the ring while a move from there is prepared, and comes back after the move was
+    given up. Subscribers that know no newer entry are there again."""
+    store = Store()
+    home, new = store.home, store.others[0]
+    members = store.ring.servers
+    store.ask(new)
+    store.look()
+    without(store, home)
+    assert store.look() is not None
+    assert store.look() is None
+    given_up = store.look(PREPARE_S)
+    assert given_up is not None
+    assert (given_up.phase, given_up.placement.servers) == (Phase.WIDEN, (store.home,))
+    assert given_up.publishing.version & BY_THE_RING
+    assert store.look() is None
+    assert store.look(WIDEN_S) is None, "the agent at home does not know of it"
+    store.ring = store.ring.next(members)
+    store.ask(store.others[2])
+    entry = store.look()
+    assert entry is not None
+    assert entry.phase is Phase.PREPARE
+    assert entry.publishing.version & BY_THE_RING
+
+
+def test_a_home_that_leaves_while_it_is_given_an_entry_is_followed_by_the_next_one() -> None:
+    store = Store()
+    store.ask(store.others[0])
+    store.look()
+    without(store, store.home)
+    assert store.look() is not None
+    assert store.look() is None
+    entry = store.look(PREPARE_S)
+    assert entry is not None
+    assert entry.phase is Phase.WIDEN
+    without(store, store.home)
+    entry = store.look()
+    assert entry is not None
+    assert (entry.phase, entry.placement.servers) == (Phase.WIDEN, (store.home,))
+    assert entry.earlier == (at_home(store.ring.version, store.home),)
+    assert Phase.END in store.run()
+    assert store.entry().placement.servers == (store.home,)
 
 
 def test_a_dead_placement_is_helped_when_a_later_move_is_given_up() -> None:
@@ -228,7 +280,10 @@ def check_step(store: Store, before: Entry | None, after: Entry) -> None:
 
 
 def check_publishers(store: Store, before: Entry | None, after: Entry) -> None:
-    """Publishers change to another placement at a switch only, or when theirs has left the ring."""
+    """Publishers change to another placement at a switch only, or when theirs has left the ring. So do those that
+    follow the ring, also to the same servers."""
+    if before is not None and is_alive(before.publishing, store.ring) and before.publishing.version & BY_THE_RING:
+        assert after.publishing.version & BY_THE_RING or after.phase is Phase.SWITCH
     if before is None or after.phase is Phase.SWITCH or after.phase in (Phase.NARROW, Phase.END):
         return
     if any(server in store.ring.ids for server in before.publishing.servers):

@@ -28,7 +28,7 @@ from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.entry import Entry, Phase
 from shoal.plan.kinds import CHANNEL
 from shoal.plan.move_request import ChannelReport, MoveReport, MoveRequest, decode_report, decode_request
-from shoal.plan.placement import Mode, Placement, at_home
+from shoal.plan.placement import BY_THE_RING, Mode, Placement, at_home
 from shoal.plan.ring import Ring
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -45,6 +45,7 @@ MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.PREPARE, "agents know"): Phase.WIDEN,
     (Phase.PREPARE, "given up"): Phase.END,
     (Phase.PREPARE, "given up, some are helped"): Phase.NARROW,
+    (Phase.PREPARE, "given up at home, some are helped"): Phase.WIDEN,
     (Phase.PREPARE, "given up, publishers to follow"): Phase.WIDEN,
     (Phase.PREPARE, "given up, publishers followed"): Phase.SWITCH,
     (Phase.WIDEN, "asked"): Phase.PREPARE,
@@ -52,12 +53,14 @@ MOVE: Final[Mapping[tuple[Phase, str], Phase]] = {
     (Phase.WIDEN, "timeout"): Phase.SWITCH,
     (Phase.WIDEN, "given up"): Phase.END,
     (Phase.WIDEN, "given up, some are helped"): Phase.NARROW,
+    (Phase.WIDEN, "given up at home, some are helped"): Phase.WIDEN,
     (Phase.WIDEN, "given up, publishers to follow"): Phase.WIDEN,
     (Phase.WIDEN, "given up, publishers followed"): Phase.SWITCH,
     (Phase.SWITCH, "asked"): Phase.PREPARE,
     (Phase.SWITCH, "handed over"): Phase.NARROW,
     (Phase.SWITCH, "given up"): Phase.END,
     (Phase.SWITCH, "given up, some are helped"): Phase.NARROW,
+    (Phase.SWITCH, "given up at home, some are helped"): Phase.WIDEN,
     (Phase.SWITCH, "given up, publishers followed"): Phase.SWITCH,
     (Phase.NARROW, "asked"): Phase.PREPARE,
     (Phase.NARROW, "others are helped"): Phase.NARROW,
@@ -176,7 +179,8 @@ def give_up(entry: Entry, ring: Ring) -> Entry:
     """The state before the move: its placements, with publishers where they are.
 
     If one placement remains, the move has ended. If subscribers elsewhere are still helped, the placement is renewed
-    instead, so that the help continues until they have moved.
+    instead, so that the help continues until they have moved. One that was derived from the ring is renewed by a move:
+    its subscribers follow the ring and may be elsewhere when that changes, so they widen first.
     """
     left = tuple(placement for placement in entry.earlier if is_alive(placement, ring)) or entry.earlier[-1:]
     newest = left[-1]
@@ -185,6 +189,8 @@ def give_up(entry: Entry, ring: Ring) -> Entry:
     if len(left) == 1 and not entry.helped:
         ended = _next(entry, ring, step(entry.phase, "given up"))
         return replace(ended, placement=newest, earlier=(), publish=0, eager=False)
+    if len(left) == 1 and newest.version & BY_THE_RING:
+        return _move_home(entry, ring, newest)
     if len(left) == 1:
         narrowed = _next(entry, ring, step(entry.phase, "given up, some are helped"))
         renewed = replace(newest, version=narrowed.revision)
@@ -195,6 +201,23 @@ def give_up(entry: Entry, ring: Ring) -> Entry:
     before = _next(entry, ring, step(entry.phase, event))
     publish = 0 if followed else publishing.version
     return replace(before, placement=newest, earlier=left[:-1], publish=publish)
+
+
+def _move_home(entry: Entry, ring: Ring, home: Placement) -> Entry:
+    """A move from the channel's home to an entry with the same server. It needs no `prepare`: publishers do not switch
+    before the agent of that server knows of it."""
+    if not is_alive(home, ring):
+        home = at_home(ring.version, ring.home(entry.unit))
+    version = next_revision(ring, entry)
+    return replace(
+        entry,
+        placement=replace(home, version=version),
+        phase=step(entry.phase, "given up at home, some are helped"),
+        earlier=(home,),
+        publish=home.version,
+        revision=version + 1,
+        since=version + 1,
+    )
 
 
 def _next(entry: Entry, ring: Ring, phase: Phase) -> Entry:

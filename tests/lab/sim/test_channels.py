@@ -44,7 +44,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
 }
 """Quick seeds that are known to catch a broken rule."""
 
-CLEAN = (2, 5, 8, 13)
+CLEAN = (2, 5, 8, 13, 153)
 
 KINDS: dict[str, set[str]] = {
     "dedupe": {"duplicated"},

@@ -30,7 +30,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
 }
 """Quick seeds that are known to catch a broken rule."""
 
-CLEAN = (5, 6, 13, 17)
+CLEAN = (5, 6, 13, 17, 120)
 
 KINDS: dict[str, set[str]] = {
     "mark_forwarded": {"runaway"},

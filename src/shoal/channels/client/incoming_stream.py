@@ -224,6 +224,11 @@ class StreamIn:
         if self.birth is not None and not self.birth[0] and self.birth[1] != origin:
             self.birth = None
 
+    def has_ended(self) -> bool:
+        """Whether nothing follows. While it is open by which claim the stream was met, its end is open too: one false
+        beacon may have told both."""
+        return self.final and not self.contested
+
     def is_birth_unheard(self) -> bool:
         """Whether the claim that introduced the stream may be false without an agent that knows: it came before the
         agent of its server began to listen."""

@@ -483,15 +483,16 @@ class Receiver:
         return age_s * (1 - drift) > (now - sub.owed_from) * (1 + drift)
 
     def vouched(self, sub: SubscriptionCore, heard: set[tuple[bytes, int]], server: str) -> None:
-        """The agent of a server has listed these streams: those last heard there are not in doubt any more."""
+        """The agent of a server has listed these streams: those last heard there are not in doubt any more, unless
+        it is open by which claim they were met."""
         for chan, stream in sub.all_streams():
-            if stream.server == server and (chan.name, stream.stream) in heard:
+            if stream.server == server and (chan.name, stream.stream) in heard and not stream.contested:
                 stream.doubted_at = None
 
     def doubt(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
         """A stream was not heard for a while; its publisher is asked how far it has come. What arrives on the channel
         does not answer that: another client may repeat it."""
-        if not stream.final and stream.doubted_at is None:
+        if not stream.has_ended() and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
@@ -502,7 +503,7 @@ class Receiver:
         if stream.doubted_at is None or sub.closed or chan.streams.get(stream.stream) is not stream:
             return
         goes_on = stream.doubted_at != stream.next
-        if goes_on or stream.final:
+        if goes_on or stream.has_ended():
             stream.doubted_at = None
             self.doubt(sub, chan, stream, now)
             return

@@ -55,7 +55,7 @@ from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import Ring, ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.queues.agent.process import StoreAgent, StoreAgentOptions
-from shoal.queues.consumer import GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, WAKE_POLL
+from shoal.queues.consumer import CLOCK_JUMPS_MAX, GIVE_AT_BOUNDARY, LEASE_BEFORE_START, MOVE_CONFIRM, WAKE_POLL
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import Job
 from shoal.queues.keyspace.collections import Hash, Values
@@ -63,7 +63,7 @@ from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
 from shoal.queues.script_loader import RULES
-from shoal.queues.settings import ConsumerSettings
+from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 
 BREAKS: Final = (
@@ -127,6 +127,9 @@ LIMITS: Final = msgspec.structs.replace(
 PREPARE_S: Final = (0.2, 4.0, 4.0)
 COPY_S: Final = (0.3, 6.0, 6.0)
 """The timeouts of phases: a move under the short ones is often given up."""
+CERTAIN_S: Final = SETTINGS.lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S
+"""A job that is reported lost later than this after `done` may be lost with its lease. The store says that the consumer
+has joined again in one reply only, which may be lost too."""
 TIMING: Final = LeaderTiming(keeper_lease_s=1.2, keeper_poll_s=0.4)
 LEADERS: Final = ("leader-0", "leader-1")
 SERVER: Final = "s1"
@@ -556,6 +559,8 @@ class QueueRun(Scenario):
                 start.certain = start.certain and not core.key.failure and not core.key.uncertain
                 start.certain = start.certain and self._is_current(core.key.token)
                 start.certain = start.certain and me.partition("/")[0] not in self.operator.stunned
+                assert start.ended_at is not None, "done or fail was called"
+                start.certain = start.certain and self.world.now - start.ended_at < CERTAIN_S
             except asyncio.CancelledError:
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
