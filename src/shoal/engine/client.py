@@ -127,6 +127,9 @@ class EngineClient:
         self._said_at = 0.0
         self._filters: dict[int, bytes] = {}
         self._in_force: set[int] = set()
+        self._ended_unheard = False
+        """Whether filters that were in force have ended since the engine was last heard: it may have matched events
+        without them before."""
         self._last_filter = 0
         self._untaken: deque[Event] = deque()
         self._untaken_bytes = 0
@@ -180,6 +183,7 @@ class EngineClient:
     def remove(self, numbers: Iterable[int]) -> None:
         """Removes filters. An event that is under way may still arrive; it is not delivered."""
         gone = [number for number in numbers if self._filters.pop(number, None) is not None]
+        self._ended_unheard = self._ended_unheard or not self._in_force.isdisjoint(gone)
         self._in_force.difference_update(gone)
         if gone and self._conversation:
             self._outbox.append(Remove(gone))
@@ -242,6 +246,8 @@ class EngineClient:
                 self._ahead[1].extend(item.matched)
             elif type(item) is Rejected:
                 self.effects.append(EventRejected(item.number, item.reason))
+        if self._instance:
+            self._ended_unheard = False
 
     def missed(self, reason: str, now: float) -> None:
         """A part of what the engine told this client is lost: readers are told, and the conversation begins again."""
@@ -274,7 +280,7 @@ class EngineClient:
 
     def _was_left_out(self) -> None:
         """Events were matched without the filters of this client. Readers are told when they are in force again."""
-        if self._in_force and SAY_LATE in self._rules:
+        if (self._in_force or self._ended_unheard) and SAY_LATE in self._rules:
             self._late = True
             if self._presented:
                 self._report_late()

@@ -9,7 +9,7 @@ from shoal.rules import without
 
 
 def test_seeds_hold() -> None:
-    for seed in (2, 10, 26):
+    for seed in (2, 10, 122):
         outcome = run_seed(seed)
         assert outcome.verdict.violations == [], seed
         assert outcome.verdict.deliveries > 0
