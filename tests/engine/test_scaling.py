@@ -28,6 +28,7 @@ from shoal.engine.messages import (
     decode_replies,
 )
 from shoal.engine.operators import Operators
+from shoal.engine.subscription_table import owners
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
 
@@ -42,7 +43,7 @@ def test_a_filter_changes_its_matcher_only_if_one_comes_or_goes(wires: list[byte
     for wire in wires:
         assert after.owner(wire) in (before.owner(wire), "new")
     many = np.array([checksum(wire) for wire in wires], np.uint64)
-    assert [after.matchers[place] for place in after.owners(many)] == [after.owner(wire) for wire in wires]
+    assert [after.matchers[place] for place in owners(after, many)] == [after.owner(wire) for wire in wires]
 
 
 def test_filters_are_spread_over_all_matchers() -> None:

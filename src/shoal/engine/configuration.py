@@ -11,11 +11,9 @@ import zlib
 from typing import Final
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 _MASK: Final = (1 << 64) - 1
-_ODD: Final = 0x9E3779B97F4A7C15
+ODD: Final = 0x9E3779B97F4A7C15
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
@@ -39,14 +37,6 @@ class Configuration(msgspec.Struct, frozen=True, array_like=True):
         """The matcher of a filter in its wire form."""
         return self.matchers[0] if len(self.matchers) == 1 else _highest(checksum(wire), self.matchers)
 
-    def owners(self, checksums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-        """The same for many filters, given `checksum` of each: places in `matchers`."""
-        if len(self.matchers) == 1:
-            return np.zeros(len(checksums), np.intp)
-        weights = [_mixed_all(checksums ^ np.uint64(_seed(name))) for name in self.matchers]
-        places: npt.NDArray[np.intp] = np.stack(weights).argmax(axis=0)
-        return places
-
     def exit_of(self, client: int) -> str:
         """The exit point of a client."""
         return self.exits[0] if len(self.exits) == 1 else _highest(client, self.exits)
@@ -58,22 +48,17 @@ checksum: Final = zlib.crc32
 
 def _highest(key: int, names: tuple[str, ...]) -> str:
     """Rendezvous hashing: the name with the highest weight."""
-    return max(names, key=lambda name: _mixed(key ^ _seed(name)))
+    return max(names, key=lambda name: _mixed(key ^ seed_of(name)))
 
 
 def _mixed(value: int) -> int:
-    value = (value * _ODD) & _MASK
-    value = ((value ^ (value >> 32)) * _ODD) & _MASK
+    value = (value * ODD) & _MASK
+    value = ((value ^ (value >> 32)) * ODD) & _MASK
     return value ^ (value >> 29)
 
 
-def _mixed_all(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    values = values * np.uint64(_ODD)
-    values = (values ^ (values >> np.uint64(32))) * np.uint64(_ODD)
-    return values ^ (values >> np.uint64(29))
-
-
 @functools.lru_cache(maxsize=4096)
-def _seed(name: str) -> int:
+def seed_of(name: str) -> int:
+    """What a name adds to the weights of its keys."""
     data = name.encode()
     return zlib.crc32(data) << 32 | zlib.adler32(data)

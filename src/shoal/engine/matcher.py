@@ -19,7 +19,7 @@ import numpy as np
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
-from shoal.engine.subscription_table import SubscriptionTable
+from shoal.engine.subscription_table import SubscriptionTable, owners
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -231,7 +231,7 @@ class Matcher:
         mine = np.zeros(len(rows.wires), bool)
         for configuration in (self._configuration, self._next):
             if configuration is not None and self._name in configuration.matchers:
-                mine |= configuration.owners(rows.checksums) == configuration.matchers.index(self._name)
+                mine |= owners(configuration, rows.checksums) == configuration.matchers.index(self._name)
         foreign: dict[int, list[int]] = {}
         for at in np.flatnonzero(~mine).tolist():
             foreign.setdefault(rows.clients[at], []).append(rows.numbers[at])
@@ -310,9 +310,9 @@ class StateSender:
         self._next += self._slice
         self._looked_at_all = self._next >= self._table.size
         current, following = self._current, self._following
-        mine = current.owners(rows.checksums) == current.matchers.index(self._name)
-        owners = following.owners(rows.checksums)
+        mine = owners(current, rows.checksums) == current.matchers.index(self._name)
+        new = owners(following, rows.checksums)
         for place, other in enumerate(following.matchers):
             if other != self._name:
-                for at in np.flatnonzero(mine & (owners == place)).tolist():
+                for at in np.flatnonzero(mine & (new == place)).tolist():
                     self._rows[other].append((rows.clients[at], rows.numbers[at], rows.wires[at]))

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shoal.engine.configuration import checksum
+from shoal.engine.configuration import ODD, Configuration, checksum, seed_of
 from shoal.engine.messages import Event, Refused
 from shoal.engine.seat_groups import SeatGroups, Seats
 from shoal.errors import EventError, FilterError
@@ -33,6 +33,19 @@ class Rows(NamedTuple):
     numbers: list[int]
     wires: list[bytes]
     checksums: npt.NDArray[np.uint64]
+
+
+def owners(configuration: Configuration, checksums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """`Configuration.owner` for many filters: places in `matchers`."""
+    if len(configuration.matchers) == 1:
+        return np.zeros(len(checksums), np.intp)
+    weights = []
+    for name in configuration.matchers:
+        mixed = (checksums ^ np.uint64(seed_of(name))) * np.uint64(ODD)
+        mixed = (mixed ^ (mixed >> np.uint64(32))) * np.uint64(ODD)
+        weights.append(mixed ^ (mixed >> np.uint64(29)))
+    places: npt.NDArray[np.intp] = np.stack(weights).argmax(axis=0)
+    return places
 
 
 class SubscriptionTable:
