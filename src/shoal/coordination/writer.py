@@ -120,8 +120,11 @@ class Writer:
 
         async def attempt(session: Session) -> None:
             nonlocal collisions
+            undecided = [one for one in pending if one.outcome is None]
+            if not undecided:  # the connection broke after the last of them was decided
+                return
             try:
-                await _transact(session, [one for one in pending if one.outcome is None], fence)
+                await _transact(session, undecided, fence)
             except Collision:
                 collisions += 1
                 if collisions < CHUNK_TRIES:
