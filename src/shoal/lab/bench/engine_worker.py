@@ -4,7 +4,7 @@ Owns their loops. Three ways to bring an event to those who want it:
 
     engine    bus.emit, and bus.match with a filter for each subscriber, or with many for one
     where     bus.publish with attributes on one channel, and bus.subscribe(channel, where=...)
-    channel   bus.publish with attributes on one channel, and bus.subscribe(channel): everybody wants everything
+    channel   bus.publish with attributes on one channel, and bus.subscribe(channel): every subscriber wants everything
 """
 
 from __future__ import annotations
