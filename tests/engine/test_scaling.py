@@ -188,6 +188,18 @@ def test_a_filter_that_ended_while_state_was_under_way_does_not_come_back() -> N
     assert site.held()["b"] == 26
 
 
+def test_what_ends_is_remembered_only_while_state_is_under_way() -> None:
+    """A matcher of an engine that never changes would grow with every filter that comes and goes."""
+    site = Site()
+    matcher = site.engine.operators.matcher
+    assert matcher is not None
+    site.say(READER, Open(READER), Ready())
+    for number in range(1, 50):
+        site.say(READER, Add([(number, _wire(parse("a = 1")))]), Remove([number]))
+        site.turn()
+    assert (len(matcher), matcher.remembered) == (0, 0)
+
+
 def test_a_change_that_is_given_up_leaves_everything_as_it_was() -> None:
     site = Site()
     site.say(READER, Open(READER), Add([(number, _wire(parse("a = 1"))) for number in range(1, 30)]), Ready())

@@ -67,6 +67,11 @@ class Matcher:
         return len(self.table)
 
     @property
+    def remembered(self) -> int:
+        """Filters and clients that are remembered although they are gone: only while state is under way."""
+        return len(self._ended) + len(self._renewed)
+
+    @property
     def is_busy(self) -> bool:
         """Whether there is more to do than to wait for messages."""
         return self._trimming is not None or (self._sending is not None and self._sending.is_busy)
@@ -152,8 +157,10 @@ class Matcher:
                 return []
             listed = {number for number, _ in mine}
             removed = [number for number in self.table.numbers(client) if number not in listed]
-            self._renewed.add(client)
-        self._ended.update((client, number) for number in removed)
+        if self._receiving:
+            self._ended.update((client, number) for number in removed)
+            if change.presented:
+                self._renewed.add(client)
         self.table.remove(client, removed)
         refused = self.table.insert(client, mine)
         numbers = [number for number, _ in mine if self.table.has(client, number)]
@@ -185,6 +192,7 @@ class Matcher:
             self._configuration = mark.configuration
             self._next = self._sending = None
             self._receiving, self._early = set(), []
+            self._ended, self._renewed = set(), set()
             self._trimming = 0
 
     def received(self, message: State | StateAck) -> None:
