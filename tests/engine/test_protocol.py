@@ -19,7 +19,7 @@ import pytest
 from shoal.engine import access_point, client
 from shoal.engine.client import Arrived, EngineClient, Missed, NowInForce, NowTaken
 from shoal.engine.engine import Engine
-from shoal.engine.messages import InForce, Roll, Taken, Welcome, decode_letter, decode_replies
+from shoal.engine.messages import InForce, Roll, Welcome, decode_letter, decode_replies
 from shoal.filters import encode_event, parse
 from shoal.filters.filter import Filter
 from shoal.limits import DEFAULT_LIMITS
@@ -322,8 +322,8 @@ def test_a_broken_rule_is_caught(broken: Any, known: int) -> None:
 
 
 def test_a_filter_that_ended_while_its_client_was_cut_off_counts_for_the_gap() -> None:
-    """`sim engine`, seed 122: an engine took over and matched events without a client, whose application removed its
-    filters before the client heard of it, and added others."""
+    """`sim engine`, seeds 122 and 223: an engine took over and matched events without a client. Its application removed
+    the filters before the client heard of it, and added others."""
     core = EngineClient(LIMITS, iter(range(1, 9)).__next__)
     (old,) = core.add([_wire.encode(parse("a = 1"))])
     core.hello(0.0)
@@ -335,9 +335,11 @@ def test_a_filter_that_ended_while_its_client_was_cut_off_counts_for_the_gap() -
     core.received([Welcome(2, 2, late=True), InForce(2, [new])], 5.1)
     assert [type(effect) for effect in core.effects] == [Missed, NowInForce]
     core.remove([new])
-    core.received([Taken(1)], 5.2)  # the engine is heard, so the end of the filter is known
+    core.missed("a hole", 5.2)
+    assert [type(effect) for effect in core.effects][2:] == [Missed]
+    core.received([Welcome(3, 2)], 5.3)  # another conversation with the same engine: nothing is missing
     core.add([_wire.encode(parse("a = 3"))])
     core.called(Roll(3, False), 6.0)
     core.effects.clear()
-    core.received([Welcome(3, 3, late=True)], 6.1)
+    core.received([Welcome(4, 3, late=True)], 6.1)
     assert core.effects == []

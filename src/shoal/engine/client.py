@@ -128,8 +128,8 @@ class EngineClient:
         self._filters: dict[int, bytes] = {}
         self._in_force: set[int] = set()
         self._ended_unheard = False
-        """Whether filters that were in force have ended since the engine was last heard: it may have matched events
-        without them before."""
+        """Whether filters that were in force have ended in this conversation: events for them may have been missed
+        before, and what the engine says now may be old."""
         self._last_filter = 0
         self._untaken: deque[Event] = deque()
         self._untaken_bytes = 0
@@ -246,12 +246,10 @@ class EngineClient:
                 self._ahead[1].extend(item.matched)
             elif type(item) is Rejected:
                 self.effects.append(EventRejected(item.number, item.reason))
-        if self._instance:
-            self._ended_unheard = False
 
     def missed(self, reason: str, now: float) -> None:
         """A part of what the engine told this client is lost: readers are told, and the conversation begins again."""
-        if self._in_force:
+        if self._in_force or self._ended_unheard:
             self.effects.append(Missed(reason))
         if self._conversation:
             self._open(now)
@@ -268,6 +266,7 @@ class EngineClient:
         self._roll = max(self._roll, welcome.instance)
         if welcome.late:
             self._was_left_out()
+        self._ended_unheard = False
 
     def _are_in_force(self, numbers: list[int]) -> None:
         new = [number for number in numbers if number in self._filters and number not in self._in_force]
