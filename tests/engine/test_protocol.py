@@ -18,12 +18,12 @@ import pytest
 
 from shoal.engine import access_point, client
 from shoal.engine.client import Arrived, EngineClient, Missed, NowInForce, NowTaken
-from shoal.engine.engine import Engine
 from shoal.engine.messages import InForce, Roll, Welcome, decode_letter, decode_replies
 from shoal.filters import encode_event, parse
 from shoal.filters.filter import Filter
 from shoal.limits import DEFAULT_LIMITS
 from shoal.rules import ALL_RULES, Rules
+from tests.support.lone_engine import LoneEngine
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,
@@ -141,7 +141,7 @@ class Instance:
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
-        self.core = Engine(number, world.serving, LIMITS, world.now, world.rules)
+        self.core = LoneEngine(number, world.serving, LIMITS, world.now, world.rules)
         self.writing = False
         self.core.lease_until = world.lease_until = world.now + LEASE_S
         self.dead = False
@@ -154,7 +154,7 @@ class Instance:
     def lane(self, app: App) -> Pipe:
         if app not in self.lanes:
             heard = lambda data: self.hear(lambda: self.core.received(app.number, decode_letter(data)))  # noqa: E731
-            self.lanes[app] = Pipe(self.world, heard, lambda: self.hear(lambda: self.core.missed(app.number)))
+            self.lanes[app] = Pipe(self.world, heard, lambda: self.hear(lambda: self.core.missed_letter(app.number)))
         return self.lanes[app]
 
     def seat(self, client: int) -> Pipe:
@@ -201,7 +201,7 @@ class Instance:
                 if app not in self.calls:
                     heard = lambda roll, app=app: app.hear(lambda: app.core.called(roll, world.now))  # noqa: E731
                     self.calls[app] = Pipe(world, heard, lambda: None)
-                self.calls[app].send(Roll(self.core.instance, self.core.access_point.roll_open))
+                self.calls[app].send(Roll(self.core.instance, self.core.roll_open))
             self.turn()
             if world.now < SECONDS and world.faults:
                 if world.random.random() < 0.06:

@@ -74,6 +74,8 @@ class MatchingStatistics(msgspec.Struct, frozen=True):
     """Messages of the engine that wait, because a reader is full."""
     filters: int = 0
     """Filters of all readers."""
+    paths_held: int = 0
+    """How often a new exit point was not heard before the old one had ended."""
 
 
 class Matching:
@@ -296,7 +298,8 @@ class BusMatching:
     def statistics(self) -> MatchingStatistics:
         """The present counts."""
         unread = self._seat.waiting if self._seat is not None else 0
-        return MatchingStatistics(self._core.untaken, self._waits, self._core.repeats, unread, self._core.filters)
+        core = self._core
+        return MatchingStatistics(core.untaken, self._waits, core.repeats, unread, core.filters, core.paths_held)
 
     async def emit(self, attributes: GivenAttributes, payload: bytes, confirm: bool) -> int:
         """Emit an event; see `Bus.emit`."""
@@ -449,7 +452,7 @@ class BusMatching:
                 break
             if isinstance(item, Message):
                 with contextlib.suppress(ProtocolError):
-                    self._core.received(decode_replies(item.payload), now)
+                    self._core.received(decode_replies(item.payload), now, item.publisher)
             elif isinstance(item, Gap):
                 self._core.missed(item.reason, now)
             self._execute()

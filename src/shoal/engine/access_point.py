@@ -1,14 +1,17 @@
 """The access point: conversations with clients, the order of events, and what emitters may forget.
 
-Owns who is present and which events are in flight. It keeps no filters and looks at no attributes. An event is taken
-into the engine when its number is the next of its emitter, and stays in flight until every delivery of it is confirmed;
-then its emitter may forget it. All that it tells matchers, exit points and clients goes into the *fan*, one sequence of
-numbered batches.
+Owns who is present in its lanes and which events are in flight. It keeps no filters and looks at no attributes. An
+event is taken into the engine when its number is the next of its emitter, and stays in flight until every delivery of
+it is confirmed; then its emitter may forget it. All that it tells matchers, exit points and clients goes into its *fan*,
+one sequence of numbered batches.
 
     conversation   Open -> presenting -> Ready -> present -> Close, or silence for `engine_client_grace_s` -> gone
 
 A new instance of the engine begins with an open *roll*: it takes no events until the clients whose filters were in
 force with the instance before it have had time to present them.
+
+When lanes get another access point, the old one hands over their conversations at the mark SWITCH. The new one takes
+events of these lanes at once, and says Taken when everything before SWITCH is delivered.
 """
 
 from __future__ import annotations
@@ -19,7 +22,19 @@ from typing import Any, Final
 
 from shoal.engine import messages
 from shoal.engine.configuration import Configuration
-from shoal.engine.links import Batch, Change, Changes, Events, Mark, Replies, Step
+from shoal.engine.links import (
+    Batch,
+    Change,
+    Changes,
+    Events,
+    Handed,
+    Handover,
+    Mark,
+    Orders,
+    Replies,
+    Stage,
+    Step,
+)
 from shoal.engine.messages import (
     Add,
     Again,
@@ -30,11 +45,13 @@ from shoal.engine.messages import (
     FromEngine,
     Letter,
     Open,
+    PathEnd,
     Ready,
     Remove,
     Resend,
     Taken,
     Welcome,
+    lane_of,
 )
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
@@ -42,8 +59,12 @@ from shoal.rules import ALL_RULES, Rules, rule
 ROLL_FIRST: Final = rule("roll_first", "A new instance takes no events before the roll is closed.")
 SETTLE_LAST: Final = rule("settle_last", "An emitter may forget an event only when its deliveries are confirmed.")
 IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emitter without holes.")
+TAKEN_LATER: Final = rule(
+    "taken_later", "A new access point of a lane says Taken when everything before the change is delivered."
+)
 
-
+HANDED_MAX: Final = 2000
+"""Conversations in one message to another access point."""
 BATCH_EVENTS_MAX: Final = 256
 """Events that are matched together."""
 ROLL_QUIET_S: Final = 0.15
@@ -55,7 +76,10 @@ _EVENT, _CHANGE, _REPLY, _MARK = range(4)
 class _Conversation:
     """What the access point knows of a client."""
 
-    __slots__ = ("choked", "filters", "heard_at", "in_roll", "next", "number", "presented", "ready", "served")
+    __slots__ = (
+        *("choked", "filters", "handed", "heard_at", "in_roll", "next", "number", "presented", "ready", "sequence"),
+        "served",
+    )
 
     def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
         self.number = number
@@ -70,6 +94,10 @@ class _Conversation:
         self.presented: list[list[tuple[int, bytes]]] = []
         self.filters = 0
         """How many filters are presented."""
+        self.sequence = 0
+        """The number of the last letter."""
+        self.handed = False
+        """Whether that letter was read by another access point."""
 
 
 class AccessPoint:
@@ -77,17 +105,20 @@ class AccessPoint:
 
     def __init__(
         self,
+        name: str,
         instance: int,
         predecessor: int,
-        exits: tuple[str, ...],
+        configuration: Configuration,
         limits: Limits,
         now: float,
         rules: Rules = ALL_RULES,
     ) -> None:
-        """`predecessor` is the last instance that has matched events, 0 if there was none. `exits` are the exit points
-        that must settle a batch."""
+        """`predecessor` is the last instance that has matched events, 0 if there was none. An access point that is not
+        in `configuration` comes with the next one."""
+        self._name = name
         self._instance = instance
         self._predecessor = predecessor
+        self._configuration = configuration
         self._limits = limits
         self._rules = rules
         self._conversations: dict[int, _Conversation] = {}
@@ -97,23 +128,38 @@ class AccessPoint:
         self._flight_bytes = 0
         self._flying: Counter[int] = Counter()
         """Events of each client in flight, or held. A client that takes more than its share has to wait."""
-        self._settled = dict.fromkeys(exits, 0)
-        self.settled_all = 0
-        """The batch up to which every exit point has settled."""
+        self._settled = dict.fromkeys(configuration.exits, 0)
+        """By exit point: the batch up to which it has settled."""
+        self._leaving: dict[str, int] = {}
+        """Exit points that settle only what was before a SWITCH: its batch."""
         self._number = 0
-        self.last_mark = 0
-        """The number of the last mark in the fan; 0 if it is not there yet."""
+        starts = name in configuration.access_points
+        self.lanes = configuration.lanes_of(name) if starts else frozenset()
+        """The lanes whose letters are read now."""
+        self._gained: frozenset[int] = frozenset()
+        """Lanes whose conversations are still to come."""
+        self._early: list[Handover] = []
+        self.handovers: list[tuple[str, Handover]] = []
+        """What goes to other access points."""
+        self._withheld: dict[int, int] = {}
+        """Clients that came from another access point, with the last of their events that is taken, once everything
+        before the change is delivered."""
+        self.prepared = self._switched = configuration.number
+        """The newest configurations for which PREPARE and the end of the change are marked."""
+        self._called = False
         self._held: deque[tuple[int, Event]] = deque()
         """Events that wait for the end of the roll."""
         self._held_bytes = 0
         self.begin_roll(now)
-        self.roll_open = ROLL_FIRST in rules
+        self.roll_open = starts and ROLL_FIRST in rules
         self.roll_over = False
-        """Whether the roll may be closed: `serve` closes it."""
+        """Whether the roll may be closed: the order to serve closes it."""
         self._look_at = now
         """When silent clients are looked for again: there may be many clients, and turns are frequent."""
         self.choked = 0
         """How often an event did not fit."""
+        self.events = 0
+        """Events that were taken into the engine."""
         self._out: list[tuple[int, Any]] = []
         """What goes into the fan, with the kind of batch that it belongs to."""
 
@@ -137,9 +183,14 @@ class AccessPoint:
 
     # From clients
 
-    def received(self, client: int, letter: Letter, now: float) -> None:
-        """A client has sent items. If their conversation is not open here, they are ignored and the client is told."""
+    def received(self, client: int, letter: Letter, now: float, sequence: int = 0) -> None:
+        """A client has sent items. If their conversation is not open here, they are ignored and the client is told.
+        `sequence` is the number of the letter."""
         conversation = self._conversations.get(client)
+        if conversation is not None:
+            if conversation.handed and sequence > conversation.sequence + 1:
+                self.missed(client)  # the access point before has not read all
+            conversation.sequence, conversation.handed = sequence, False
         known = conversation is not None and conversation.number == letter.conversation
         if known and conversation is not None:
             conversation.next = max(conversation.next, letter.floor)
@@ -232,6 +283,7 @@ class AccessPoint:
             self._emit(client, event)
 
     def _emit(self, client: int, event: Event) -> None:
+        self.events += 1
         self._flight_events += 1
         self._flight_bytes += _size(event)
         self._out.append((_EVENT, (client, event)))
@@ -244,9 +296,11 @@ class AccessPoint:
         if exit_point not in self._settled or batch <= self._settled[exit_point]:
             return
         self._settled[exit_point] = batch
-        self.settled_all = min(self._settled.values())
+        if exit_point in self._leaving and batch >= self._leaving[exit_point]:
+            del self._settled[exit_point], self._leaving[exit_point]
+        settled_all = min(self._settled.values())
         last: dict[int, int] = {}
-        while self._flight and self._flight[0][0] <= self.settled_all:
+        while self._flight and self._flight[0][0] <= settled_all:
             _, emitter, number, size = self._flight.popleft()
             self._flight_events -= 1
             self._flight_bytes -= size
@@ -255,7 +309,10 @@ class AccessPoint:
                 del self._flying[emitter]
             last[emitter] = number
         for emitter, number in last.items():
-            self._say(emitter, Taken(number))
+            if emitter in self._withheld and TAKEN_LATER in self._rules:
+                self._withheld[emitter] = number
+            elif lane_of(emitter) in self.lanes:
+                self._say(emitter, Taken(number))
         if last:
             self._resume()
 
@@ -269,12 +326,92 @@ class AccessPoint:
                 conversation.choked = False
                 self._say(client, Resend(conversation.next))
 
-    # The fan
+    # Changes of configuration
 
-    def mark(self, step: Step, configuration: Configuration) -> None:
-        """Marks a step of a change of configuration in the fan. `last_mark` becomes the number of its batch."""
-        self._out.append((_MARK, Mark(step, configuration)))
-        self.last_mark = 0
+    def obey(self, orders: Orders, now: float) -> None:
+        """Does what the head has ordered: calls the roll, serves, marks the steps of a change in the fan."""
+        if orders.stage >= Stage.ROLL and not self._called:
+            self._called = True
+            self.begin_roll(now)
+        if orders.stage == Stage.SERVE and self.roll_open:
+            self._serve()
+        number = orders.configuration.number
+        if self.prepared == number > self._switched:
+            self._switched = number
+            self._out.append((_MARK, Mark(Step.GIVE_UP, orders.configuration)))
+        elif self._switched == number and self._withheld:
+            self._finish()
+        following = orders.next
+        if following is None or orders.step is None:
+            return
+        if self.prepared < following.number and self._name in orders.configuration.access_points:
+            self.prepared = following.number
+            self._out.append((_MARK, Mark(Step.PREPARE, following)))
+        if orders.step == Step.SWITCH and self._switched < following.number:
+            self._switch(following)
+
+    def _switch(self, following: Configuration) -> None:
+        """Marks SWITCH. What was before belongs to the old configuration."""
+        before, self._configuration = self._configuration, following
+        self._switched = following.number
+        if before.exits != following.exits:
+            for client in self._conversations:
+                if before.exit_of(client) != following.exit_of(client):
+                    self._say(client, PathEnd(self._instance, following.number))
+        self._out.append((_MARK, Mark(Step.SWITCH, following)))
+        lanes = following.lanes_of(self._name)
+        self._gained = lanes - self.lanes
+        self._hand_over(self.lanes - lanes, following)
+        self.lanes &= lanes
+        early, self._early = self._early, []
+        for handover in early:
+            self.take_over(handover)
+
+    def _hand_over(self, lost: frozenset[int], following: Configuration) -> None:
+        """Gives conversations to the new access points of their lanes."""
+        by_lane: dict[int, list[Handed]] = {lane: [] for lane in sorted(lost)}
+        for client in [client for client in self._conversations if lane_of(client) in lost]:
+            one = self._conversations.pop(client)
+            flags = one.ready, one.in_roll, one.served, one.choked
+            handed = Handed(client, one.number, one.next, one.sequence, one.filters, *flags)
+            by_lane[lane_of(client)].append(handed)
+        for lane, rows in by_lane.items():
+            receiver = following.access_point_of(lane)
+            parts = [rows[first : first + HANDED_MAX] for first in range(0, len(rows), HANDED_MAX)] or [[]]
+            for part in parts:
+                last = part is parts[-1]
+                self.handovers.append((receiver, Handover(self._instance, following.number, lane, last, part)))
+
+    def take_over(self, handover: Handover) -> None:
+        """Conversations of a lane that is here from now on."""
+        if handover.configuration > self._switched:
+            self._early.append(handover)
+            return
+        if handover.configuration < self._switched or handover.lane not in self._gained:
+            return
+        for row in handover.rows:
+            one = self._conversations[row.client] = _Conversation(
+                row.conversation, row.next, row.in_roll, self._look_at
+            )
+            one.sequence, one.handed, one.filters = row.sequence, True, row.filters
+            one.ready, one.served = row.ready, row.served
+            self._withheld[row.client] = row.next - 1
+            if not row.ready:  # it was presenting its filters
+                self.missed(row.client)
+            elif row.choked:
+                self._say(row.client, Resend(row.next))
+        if handover.last:
+            self._gained -= {handover.lane}
+            self.lanes |= {handover.lane}
+
+    def _finish(self) -> None:
+        """Everything before SWITCH is delivered."""
+        withheld, self._withheld = self._withheld, {}
+        for client, number in withheld.items():
+            if number:
+                self._say(client, Taken(number))
+
+    # The fan
 
     def take_batches(self) -> Iterator[Batch]:
         """All that has to be told since the last call, in order."""
@@ -295,13 +432,25 @@ class AccessPoint:
         number = self._number
         if kind == _EVENT:
             self._flight += [(number, emitter, event.number, _size(event)) for emitter, event in items]
-            return Batch(self._instance, number, Events(items))
+            return Batch(self._instance, self._name, number, Events(items))
         if kind == _CHANGE:
-            return Batch(self._instance, number, Changes(items))
+            return Batch(self._instance, self._name, number, Changes(items))
         if kind == _REPLY:
-            return Batch(self._instance, number, Replies(items))
-        self.last_mark = number
-        return Batch(self._instance, number, items[0])
+            return Batch(self._instance, self._name, number, Replies(items))
+        if items[0].step == Step.SWITCH:
+            self._marked(number, items[0].configuration)
+        return Batch(self._instance, self._name, number, items[0])
+
+    def _marked(self, number: int, following: Configuration) -> None:
+        """SWITCH has a number: exit points that leave settle what is before it, those that come what is after it."""
+        for name in sorted(self._settled.keys() - set(following.exits)):
+            if self._settled[name] < number:
+                self._leaving[name] = number
+            else:
+                del self._settled[name]
+        for name in following.exits:
+            self._leaving.pop(name, None)
+            self._settled.setdefault(name, number)
 
     def _say(self, client: int, item: FromEngine) -> None:
         """Tells a client something."""
@@ -321,7 +470,7 @@ class AccessPoint:
             self._leave(client)
             self._say(client, Dropped(one.number))
 
-    def serve(self) -> None:
+    def _serve(self) -> None:
         """Ends the roll and takes the events that have waited. It is known that this instance serves, so the next one
         can tell which clients have been served without a break. Clients that are still presenting filters are too late,
         and are told so when they begin again."""

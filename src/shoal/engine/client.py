@@ -4,6 +4,9 @@ Owns what a bus must send again when the engine begins again: every filter, and 
 also owns what readers get once: an event is named by emitter and number, and the numbers of an emitter only grow.
 
     away -> Roll -> opening -> Welcome -> open -> Again, another Roll, or a hole -> opening
+
+If the client gets another exit point, what the new one says after its PathBegin is held until the old one has said
+PathEnd: letters of two publishers may overtake each other.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from shoal.engine.messages import (
     Letter,
     Matched,
     Open,
+    PathBegin,
+    PathEnd,
     Ready,
     Refused,
     Rejected,
@@ -44,6 +49,7 @@ DEDUPE: Final = rule("dedupe_emitter", "A client delivers the events of an emitt
 PRESENT_ALL: Final = rule("present_all", "A client presents all its filters to a new instance of the engine.")
 SAY_LATE: Final = rule("say_late", "A client that presents its filters too late reports a gap.")
 
+END_FIRST: Final = rule("end_first", "A client waits for the end of the old exit point's path before it hears the new one.")
 ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversation does not put a filter in force.")
 
 HELLO_DOUBLINGS_MAX: Final = 3
@@ -97,6 +103,18 @@ class NotAdmitted(NamedTuple):
     reason: str
 
 
+class _Path:
+    """What an exit point has said that waits for the end of the path before."""
+
+    __slots__ = ("after", "held", "size")
+
+    def __init__(self, after: tuple[int, int]) -> None:
+        self.after = after
+        """Instance and configuration of the end for which it waits."""
+        self.held: list[FromEngine] = []
+        self.size = 0
+
+
 Effect: TypeAlias = Arrived | Missed | NowInForce | FilterRefused | NowTaken | EventRejected | NotAdmitted
 
 
@@ -139,6 +157,12 @@ class EngineClient:
         self._delivered: OrderedDict[int, int] = OrderedDict()
         self._ahead: tuple[tuple[int, int], list[int]] = ((0, 0), [])
         """Filters that matched the event that comes next, by emitter and number."""
+        self._ended = (0, 0)
+        """Instance and configuration of the last end of a path."""
+        self._paths: dict[int, _Path] = {}
+        """By sender."""
+        self.paths_held = 0
+        """How often a path had to wait for the end of the one before."""
         self.repeats = 0
         """Events that came again and were dropped."""
         self.effects: list[Effect] = []
@@ -215,42 +239,85 @@ class EngineClient:
         elif roll.instance == self._roll and not self._conversation:
             self._open(now)
 
-    def received(self, replies: list[FromEngine], now: float) -> None:
-        """The engine has told this client something."""
-        for item in replies:
+    def received(self, replies: list[FromEngine], now: float, sender: int = 0) -> None:
+        """The engine has told this client something; `sender` is the exit point."""
+        path = self._paths.get(sender)
+        if path is not None and not any(type(one) is Welcome and one.instance > path.after[0] for one in replies):
+            self._hold(path, replies, now)
+            return
+        for at, item in enumerate(replies):
             if type(item) is Delivery:
                 self._deliver(item)
             elif type(item) is Taken:
                 self._taken(item.number)
-            elif type(item) is Welcome:
-                self._welcome(item, now)
-            elif type(item) is InForce:
-                if item.conversation == self._conversation or ANSWER_IN_TIME not in self._rules:
-                    self._are_in_force(item.numbers)
-            elif type(item) is Refused:
-                if self._filters.pop(item.number, None) is not None:
-                    self.effects.append(FilterRefused(item.number, item.reason))
-            elif type(item) is Again:
-                if item.conversation == self._conversation:
-                    self._open(now)
-            elif type(item) is Dropped:
-                if item.conversation == self._conversation:
-                    self._open(now)
-                self._was_left_out()
-            elif type(item) is Resend:
-                self._resend(item.number)
-            elif type(item) is Matched:
-                place = (item.emitter, item.number)
-                if self._ahead[0] != place:
-                    self._ahead = (place, [])
-                self._ahead[1].extend(item.matched)
-            elif type(item) is Rejected:
-                self.effects.append(EventRejected(item.number, item.reason))
+            elif type(item) is PathBegin:
+                after = (item.instance, item.configuration)
+                if after > self._ended and END_FIRST in self._rules:
+                    path = self._paths[sender] = _Path(after)
+                    self.paths_held += 1
+                    self._hold(path, replies[at + 1 :], now)
+                    return
+            elif type(item) is PathEnd:
+                self._ended = max(self._ended, (item.instance, item.configuration))
+                self._release(now)
+            else:
+                self._hear(item, now)
+
+    def _hear(self, item: FromEngine, now: float) -> None:
+        if type(item) is Welcome:
+            self._welcome(item, now)
+        elif type(item) is InForce:
+            if item.conversation == self._conversation or ANSWER_IN_TIME not in self._rules:
+                self._are_in_force(item.numbers)
+        elif type(item) is Refused:
+            if self._filters.pop(item.number, None) is not None:
+                self.effects.append(FilterRefused(item.number, item.reason))
+        elif type(item) is Again:
+            if item.conversation == self._conversation:
+                self._open(now)
+        elif type(item) is Dropped:
+            if item.conversation == self._conversation:
+                self._open(now)
+            self._was_left_out()
+        elif type(item) is Resend:
+            self._resend(item.number)
+        elif type(item) is Matched:
+            place = (item.emitter, item.number)
+            if self._ahead[0] != place:
+                self._ahead = (place, [])
+            self._ahead[1].extend(item.matched)
+        elif type(item) is Rejected:
+            self.effects.append(EventRejected(item.number, item.reason))
+
+    # Paths
+
+    def _hold(self, path: _Path, replies: list[FromEngine], now: float) -> None:
+        """Keeps what a new exit point has said. Without room, readers are told that events may be missing."""
+        path.held += replies
+        path.size += sum(len(one.payload) for one in replies if type(one) is Delivery)
+        limits = self._limits
+        if len(path.held) >= limits.inbox_messages_max or path.size >= limits.inbox_bytes_max:
+            self.missed("too much came from a new exit point before the old one had ended", now)
+
+    def _release(self, now: float, all_paths: bool = False) -> None:
+        """Goes on with paths whose predecessor has ended."""
+        for sender, path in sorted(self._paths.items(), key=lambda one: one[1].after):
+            if (all_paths or path.after <= self._ended) and self._paths.get(sender) is path:
+                del self._paths[sender]
+                self.received(path.held, now, sender)
+
+    def _forget_paths(self) -> None:
+        """Another instance serves: the end of a path may never come. What waits for it was not taken, unless the end was
+        lost on its way, so readers are told."""
+        paths, self._paths = self._paths, {}
+        if any(type(item) is Delivery for path in paths.values() for item in path.held):
+            self.effects.append(Missed("an exit point has died before its path had ended"))
 
     def missed(self, reason: str, now: float) -> None:
         """A part of what the engine told this client is lost: readers are told, and the conversation begins again."""
         if self._in_force or self._ended_unheard:
             self.effects.append(Missed(reason))
+        self._release(now, all_paths=True)
         if self._conversation:
             self._open(now)
 
@@ -261,6 +328,8 @@ class EngineClient:
             self._conversation = self._instance = 0
             self.effects.append(NotAdmitted(welcome.refusal))
             return
+        if any(path.after[0] < welcome.instance for path in self._paths.values()):
+            self._forget_paths()
         self._instance = welcome.instance
         self._unanswered = 0
         self._roll = max(self._roll, welcome.instance)

@@ -1,4 +1,4 @@
-"""A configuration: which processes run matchers and exit points, and how filters and clients are divided over them.
+"""A configuration: which processes run the operators of each layer, and how lanes, filters and clients are divided over them.
 
 Owns the division. It depends on names only, so all processes compute the same one, and a filter changes its matcher
 only if that matcher comes or goes. Equal filters have one matcher.
@@ -12,26 +12,37 @@ from typing import Final
 
 import msgspec
 
+from shoal.engine.messages import LANES
+
 _MASK: Final = (1 << 64) - 1
 ODD: Final = 0x9E3779B97F4A7C15
 
 
 class Configuration(msgspec.Struct, frozen=True, array_like=True):
-    """The processes of each layer. The access point is in the process that holds the engine's lease."""
+    """The processes of each layer."""
 
     number: int
+    access_points: tuple[str, ...]
     matchers: tuple[str, ...]
     exits: tuple[str, ...]
 
     @property
     def members(self) -> frozenset[str]:
-        """All processes with a matcher or an exit point."""
-        return frozenset(self.matchers + self.exits)
+        """All processes with an operator."""
+        return frozenset(self.access_points + self.matchers + self.exits)
 
     @property
     def text(self) -> str:
         """The numbers of access points, matchers and exit points: `1-3-1`."""
-        return f"1-{len(self.matchers)}-{len(self.exits)}"
+        return f"{len(self.access_points)}-{len(self.matchers)}-{len(self.exits)}"
+
+    def access_point_of(self, lane: int) -> str:
+        """The access point of a lane: each has an equal share of consecutive lanes."""
+        return self.access_points[lane * len(self.access_points) // LANES]
+
+    def lanes_of(self, name: str) -> frozenset[int]:
+        """The lanes of an access point."""
+        return frozenset(lane for lane in range(LANES) if self.access_point_of(lane) == name)
 
     def owner(self, wire: bytes) -> str:
         """The matcher of a filter in its wire form."""

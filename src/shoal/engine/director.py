@@ -1,13 +1,13 @@
-"""The director: which processes run the matchers and exit points of an instance, and how that changes while it runs.
+"""The director: which processes run the operators of an instance, and how that changes while it runs.
 
-Owns the configuration. Without I/O: it hears how the processes are (`heard`), and says what to do next (`step`). It is
-in the process with the access point, and begins again with every instance.
+Owns the configuration. Without I/O: it hears how the processes are (`heard`), and says what they are to do (`step`,
+`orders`). It is in the process that holds the lease, the *head*, and begins again with every instance.
 
-    idle --another number is wanted--> joining --all listen--> preparing --all have their filters--> draining --> idle
+    idle --other numbers are wanted--> joining --all listen--> preparing --all have their filters--> draining --> idle
              (new processes listen)      (PREPARE is marked)       (SWITCH is marked; what is older is delivered)
 
-A process that is new and dies, or takes too long, before SWITCH is marked: the change is given up (GIVE_UP). A process
-of the configuration in force that dies ends the instance: the next one begins with the processes that are left.
+A process that is new and dies, or takes too long, before SWITCH is marked: the change is given up. A process of the
+configuration in force that dies ends the instance: the next one begins with the processes that are left.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final
 import msgspec
 
 from shoal.engine.configuration import Configuration
-from shoal.engine.links import Orders, Status, Step
+from shoal.engine.links import Orders, Stage, Status, Step
 from shoal.errors import ConnectError
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
@@ -36,6 +36,7 @@ class Wanted(msgspec.Struct, frozen=True):
     matchers: int = 1
     exits: int = 1
     without: tuple[str, ...] = ()
+    access_points: int = 1
 
 
 class Phase(enum.Enum):
@@ -63,15 +64,19 @@ class _Member:
 class Director:
     """The configuration of one instance, in the process `name`."""
 
-    def __init__(self, name: str, instance: int, limits: Limits, rules: Rules = ALL_RULES) -> None:
+    def __init__(self, name: str, instance: int, predecessor: int, limits: Limits, rules: Rules = ALL_RULES) -> None:
         self._name = name
-        self._instance = instance
+        self.instance = instance
+        self._predecessor = predecessor
         self._limits = limits
         self._rules = rules
         self._members: dict[str, _Member] = {}
-        self.configuration = Configuration(1, (name,), (name,))
+        self.configuration = Configuration(0, (), (), ())
         self.following: Configuration | None = None
         self.phase = Phase.STARTING
+        self.stage = Stage.JOIN
+        self.lease_until = 0.0
+        """The time until which the instance holds its lease."""
         self._since = 0.0
         self._not_before = 0.0
         self.wanted = Wanted()
@@ -86,97 +91,126 @@ class Director:
 
     def heard(self, status: Status, now: float) -> None:
         """A process has shown itself."""
-        if status.name != self._name:
-            self._members[status.name] = _Member(status, now)
+        self._members[status.name] = _Member(status, now)
 
     def spares(self, now: float) -> list[str]:
-        """Other processes that live, by name."""
+        """All processes that live, by name."""
         silent_s = self._limits.engine_member_silent_s
         return sorted(name for name, one in self._members.items() if now - one.heard_at < silent_s)
 
     def statuses(self, now: float) -> list[Status]:
-        """The other processes that live."""
+        """The processes that live."""
         return [self._members[name].status for name in self.spares(now)]
 
     # The configuration
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is a configuration."""
+        return self.configuration.number > 0
+
     def begin(self, now: float) -> Configuration:
         """The first configuration: what is wanted, with the processes that are there."""
         self._since = now
-        matchers = self._layer((), self.wanted.matchers, now)
-        exits = self._layer((), self.wanted.exits, now)
-        self.configuration = Configuration(1, matchers, exits)
+        self.configuration = self._wanted_configuration(self.configuration, now)
         return self.configuration
+
+    def _wanted_configuration(self, present: Configuration, now: float) -> Configuration:
+        wanted = self.wanted
+        return Configuration(
+            present.number + 1,
+            self._layer(present.access_points, wanted.access_points, now),
+            self._layer(present.matchers, wanted.matchers, now),
+            self._layer(present.exits, wanted.exits, now),
+        )
 
     def _layer(self, present: tuple[str, ...], count: int, now: float) -> tuple[str, ...]:
         """The processes of a layer: those that it has, and others if it needs more."""
-        living = [name for name in (self._name, *self.spares(now)) if name not in self.wanted.without] or [self._name]
+        others = [name for name in self.spares(now) if name != self._name]
+        living = [name for name in (self._name, *others) if name not in self.wanted.without] or [self._name]
         chosen = [name for name in present if name in living]
         chosen += [name for name in living if name not in chosen]
         return tuple(chosen[: max(count, 1)])
 
     def orders(self) -> Orders:
         """What all processes are told."""
-        return Orders(self._instance, self._name, self.configuration, self.following)
-
-    def step(self, local_ready: int, drained: bool, now: float) -> tuple[Step, Configuration] | None:
-        """Looks at the processes, and returns a step to mark in the fan. `local_ready` is the newest configuration
-        whose filters the matcher in this process has; `drained` says whether all that is older than the last mark is
-        delivered. Raises InstanceEndsError if the instance cannot go on."""
-        for name in sorted(self.configuration.members - {self._name}):
-            why = self._trouble(name, now)
-            if why:
-                raise InstanceEndsError(f"{name} {why}")
-        if self.phase is Phase.IDLE:
-            self._look_for_change(now)
-            return None
-        following = self.following
-        assert following is not None, "a change is under way"
-        if self.phase is Phase.DRAINING:
-            if drained:
-                self._finish(now)
-            return None
-        why = self._trouble_of_change(following, now)
-        if why:
-            return self._give_up(why, now)
-        if self.phase is Phase.JOINING:
-            return self._prepare_if_joined(following)
-        return self._switch_if_ready(following, local_ready)
+        step = {Phase.PREPARING: Step.PREPARE, Phase.DRAINING: Step.SWITCH}.get(self.phase)
+        return Orders(
+            *(self.instance, self._name, self._predecessor, self.configuration, self.following, step, self.stage),
+            {name: (one.status.stamp, self.lease_until - one.heard_at) for name, one in self._members.items()},
+        )
 
     def started(self, now: float) -> bool:
         """Whether all processes of the first configuration listen. Raises InstanceEndsError if one does not in time."""
-        missing = [name for name in self.configuration.members if name != self._name and not self._has_joined(name, 1)]
+        missing = [name for name in self.configuration.members if not self._has_joined(name, 1)]
         if not missing:
-            self.phase = Phase.IDLE
+            self.stage = Stage.ROLL
         elif now - self._since >= self._limits.engine_join_s_max:
             raise InstanceEndsError(f"{', '.join(sorted(missing))} did not join in time")
         return not missing
 
+    def roll_is_over(self) -> bool:
+        """Whether all access points may serve."""
+        return all(self._status(name).roll_over for name in self.configuration.access_points)
+
+    def serve(self) -> None:
+        """It is written down that this instance serves: access points serve from now on."""
+        self.stage = Stage.SERVE
+        self.phase = Phase.IDLE
+
+    def step(self, now: float) -> None:
+        """Looks at the processes, and does the next step of a change. Raises InstanceEndsError if the instance cannot go
+        on."""
+        for name in sorted(self.configuration.members):
+            why = self._trouble(name, now)
+            if why:
+                raise InstanceEndsError(f"{name} {why}")
+        following = self.following
+        if self.phase is Phase.IDLE:
+            self._look_for_change(now)
+        elif following is not None and self.phase is Phase.DRAINING:
+            for name in sorted(following.members):
+                why = self._trouble(name, now)
+                if why:
+                    raise InstanceEndsError(f"{name} {why}")
+            if self._is_drained(following):
+                self._finish(now)
+        elif following is not None:
+            why = self._trouble_of_change(following, now)
+            if why:
+                self._give_up(why, now)
+            elif self.phase is Phase.JOINING:
+                self._prepare_if_joined(following)
+            else:
+                self._switch_if_ready(following)
+
     def _look_for_change(self, now: float) -> None:
         present = self.configuration
-        if now < self._not_before:
-            return
-        if self._layer(present.exits, self.wanted.exits, now) != present.exits:
-            raise InstanceEndsError("the exit points change")
-        matchers = self._layer(present.matchers, self.wanted.matchers, now)
-        if matchers != present.matchers:
-            self.following = Configuration(present.number + 1, matchers, present.exits)
+        following = self._wanted_configuration(present, now)
+        layers = (following.access_points, following.matchers, following.exits)
+        if now >= self._not_before and layers != (present.access_points, present.matchers, present.exits):
+            self.following = following
             self.phase = Phase.JOINING
             self._since = now
 
-    def _prepare_if_joined(self, following: Configuration) -> tuple[Step, Configuration] | None:
-        if not all(name == self._name or self._has_joined(name, following.number) for name in following.members):
-            return None
-        self.phase = Phase.PREPARING
-        return Step.PREPARE, following
+    def _prepare_if_joined(self, following: Configuration) -> None:
+        members = following.members | self.configuration.members
+        if all(self._has_joined(name, following.number) for name in members):
+            self.phase = Phase.PREPARING
 
-    def _switch_if_ready(self, following: Configuration, local_ready: int) -> tuple[Step, Configuration] | None:
-        for name in following.matchers:
-            status = Status(name, self._instance, ready=local_ready) if name == self._name else self._status(name)
-            if (status.instance != self._instance or status.ready < following.number) and READY_FIRST in self._rules:
-                return None
-        self.phase = Phase.DRAINING
-        return Step.SWITCH, following
+    def _switch_if_ready(self, following: Configuration) -> None:
+        ready = all(self._ready(name) >= following.number for name in following.matchers)
+        if self._is_prepared(following) and (ready or READY_FIRST not in self._rules):
+            self.phase = Phase.DRAINING
+
+    def _is_prepared(self, following: Configuration) -> bool:
+        """Whether all access points have marked PREPARE."""
+        return all(self._status(name).prepared >= following.number for name in self.configuration.access_points)
+
+    def _is_drained(self, following: Configuration) -> bool:
+        """Whether everything before SWITCH is delivered."""
+        exits = self.configuration.exits + following.exits
+        return all(self._status(name).drained >= following.number for name in exits)
 
     def _finish(self, now: float) -> None:
         assert self.following is not None
@@ -185,20 +219,21 @@ class Director:
         self.changes += 1
         self.last_change_s = now - self._since
 
-    def _give_up(self, why: str, now: float) -> tuple[Step, Configuration] | None:
-        marked = self.phase is Phase.PREPARING
-        following, self.following = self.following, None
+    def _give_up(self, why: str, now: float) -> None:
+        following = self.following
         assert following is not None
+        if self.phase is Phase.PREPARING and not self._is_prepared(following):
+            return  # access points that have marked PREPARE must all mark that it is given up
+        self.following = None
         # The number is used up: what was sent for it must not be taken for the next change.
         self.configuration = msgspec.structs.replace(self.configuration, number=following.number)
         self.phase = Phase.IDLE
         self._not_before = now + RETRY_S
         self.given_up[why] = self.given_up.get(why, 0) + 1
-        return (Step.GIVE_UP, self.configuration) if marked else None
 
     def _trouble_of_change(self, following: Configuration, now: float) -> str:
         """Why the change cannot go on."""
-        for name in sorted(following.members - self.configuration.members - {self._name}):
+        for name in sorted(following.members - self.configuration.members):
             why = self._trouble(name, now)
             if why:
                 return why
@@ -207,18 +242,21 @@ class Director:
         return ""
 
     def _status(self, name: str) -> Status:
+        """What a process has said in this instance."""
         member = self._members.get(name)
-        return Status(name) if member is None else member.status
+        return Status(name) if member is None or member.status.instance != self.instance else member.status
+
+    def _ready(self, name: str) -> int:
+        return self._status(name).ready
 
     def _has_joined(self, name: str, number: int) -> bool:
-        status = self._status(name)
-        return status.instance == self._instance and status.joined >= number
+        return self._status(name).joined >= number
 
     def _trouble(self, name: str, now: float) -> str:
         """Why a process cannot be relied on."""
         member = self._members.get(name)
         if member is None or now - member.heard_at >= self._limits.engine_member_silent_s:
             return "is silent"
-        if member.status.instance == self._instance and member.status.failed:
+        if member.status.instance == self.instance and member.status.failed:
             return f"failed: {member.status.failed}"
-        return "" if member.status.instance <= self._instance else "serves another instance"
+        return "" if member.status.instance <= self.instance else "serves another instance"

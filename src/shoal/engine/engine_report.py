@@ -44,6 +44,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     exits: list[str] = []
     members: list[MemberReport] = []
     """All processes that live."""
+    access_points: list[str] = []
 
 
 _decoder = msgspec.json.Decoder(EngineReport)

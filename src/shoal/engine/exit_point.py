@@ -1,8 +1,11 @@
 """The exit point: it joins what matchers found, sends each client its letters, and knows what is delivered.
 
-Owns the outgoing letters of its clients. A batch of the fan is complete when every matcher of *its* configuration has
-spoken; batches go out in order. All that waits for a client goes in one letter. A batch is settled when servers have
-confirmed every letter that carries a part of it, or of one before it.
+Owns the outgoing letters of its clients. A batch is complete when every matcher of *its* configuration has spoken;
+batches go out in the order in which they were heard. All that waits for a client goes in one letter. A batch is settled
+when servers have confirmed every letter that carries a part of it, or of one before it.
+
+At the mark SWITCH clients may get another exit point. Access points name them before the mark; at the mark, the old exit
+point ends its path to them (PathEnd), and the new one begins its own (PathBegin).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from shoal.engine import messages
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Batch, Changes, Events, Found, Mark, Part, Replies, Step
 from shoal.engine.matcher import NUMBER_BYTES, NUMBERS_MAX
-from shoal.engine.messages import Delivery, Event, FromEngine, InForce, Matched
+from shoal.engine.messages import Delivery, Event, FromEngine, InForce, Matched, PathBegin, PathEnd
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -41,24 +44,34 @@ class Post(NamedTuple):
 class ExitPoint:
     """One exit point of one instance."""
 
-    def __init__(self, name: str, configuration: Configuration, limits: Limits, rules: Rules = ALL_RULES) -> None:
+    def __init__(
+        self, name: str, instance: int, configuration: Configuration, limits: Limits, rules: Rules = ALL_RULES
+    ) -> None:
         self._name = name
+        self._instance = instance
         self._configuration = configuration
         self._bytes_max = limits.engine_letter_bytes_max
         self._rules = rules
-        self._batches: deque[tuple[Batch, tuple[str, ...]]] = deque()
-        """Batches that are not complete, each with the matchers that must speak."""
-        self._parts: dict[int, dict[str, Part]] = {}
+        self._batches: deque[tuple[Batch, Configuration, tuple[str, ...]] | tuple[Mark, dict[str, int]]] = deque()
+        """Batches that are not complete, each with its configuration and the matchers that must speak; and marks, with
+        their numbers by access point."""
+        self._parts: dict[tuple[str, int], dict[str, Part]] = {}
         """By batch and matcher."""
-        self._pieces: dict[tuple[int, str], list[Found]] = {}
+        self._pieces: dict[tuple[str, int, str], list[Found]] = {}
         """Beginnings of parts that come in pieces."""
+        self._leaving: list[int] = []
+        """Clients that get another exit point at the next SWITCH."""
+        self._beginning: dict[int, PathBegin] = {}
+        """Clients that this exit point has from now on, until they get their first letter."""
         self._waiting: dict[int, list[FromEngine]] = {}
         self._group = 0
         self._open: dict[int, int] = {}
         """Groups of letters that were posted together: how many are not confirmed."""
-        self._ends: deque[tuple[int, int]] = deque()
-        """Each group with the last batch in it, in order."""
-        self._done = 0
+        self._ends: deque[tuple[int, dict[str, int], int]] = deque()
+        """Each group with the last batches in it, in order, and the newest configuration that has begun in it."""
+        self._done: dict[str, int] = {}
+        """By access point: the last batch that was delivered, of those since the last group."""
+        self._switched = self._drained = configuration.number
         self.deliveries = 0
 
     @property
@@ -69,46 +82,72 @@ class ExitPoint:
     # From access point and matchers
 
     def heard(self, batch: Batch) -> None:
-        """The next batch of the fan."""
-        body = batch.body
-        awaited = self._configuration.matchers if type(body) is Events or type(body) is Changes else ()
-        self._batches.append((batch, awaited))
-        if type(body) is Mark and body.step == Step.SWITCH:
-            self._configuration = body.configuration
+        """The next batch of an access point."""
+        configuration = self._configuration
+        speaks = self._name in configuration.exits and type(batch.body) in (Events, Changes)
+        self._batches.append((batch, configuration, configuration.matchers if speaks else ()))
+
+    def marked(self, mark: Mark, numbers: dict[str, int]) -> None:
+        """A step of a change: all access points have marked it, in these batches."""
+        self._batches.append((mark, numbers))
+        if mark.step != Step.PREPARE:
+            self._configuration = mark.configuration
 
     def received(self, part: Part) -> None:
         """A matcher has spoken."""
-        place = (part.number, part.matcher)
+        place = (part.source, part.number, part.matcher)
         if part.more:
             self._pieces.setdefault(place, []).extend(part.found)
             return
         if place in self._pieces:
             part = msgspec.structs.replace(part, found=self._pieces.pop(place) + part.found)
-        self._parts.setdefault(part.number, {})[part.matcher] = part
+        self._parts.setdefault((part.source, part.number), {})[part.matcher] = part
 
     def join(self) -> None:
         """Delivers all batches that are complete."""
         batches = self._batches
-        while batches and self._deliver_if_complete(*batches[0]):
+        while batches and self._deliver_if_complete(batches[0]):
             batches.popleft()
         if IN_ORDER not in self._rules:
-            self._batches = deque(one for one in batches if not self._deliver_if_complete(*one))
+            self._batches = deque(one for one in batches if not self._deliver_if_complete(one))
 
-    def _deliver_if_complete(self, batch: Batch, awaited: tuple[str, ...]) -> bool:
+    def _deliver_if_complete(
+        self, item: tuple[Batch, Configuration, tuple[str, ...]] | tuple[Mark, dict[str, int]]
+    ) -> bool:
+        if len(item) == 2:
+            self._change(*item)
+            return True
+        batch, configuration, awaited = item
         parts: list[Part] = []
         if awaited:
             if PARTS_OF_ITS_TIME not in self._rules:
                 awaited = self._configuration.matchers
-            heard = self._parts.get(batch.number)
+            place = (batch.source, batch.number)
+            heard = self._parts.get(place)
             if heard is None or any(name not in heard for name in awaited):
                 return False
             parts = [heard[name] for name in awaited]
-            del self._parts[batch.number]
-        self._deliver(batch, parts)
-        self._done = batch.number
+            del self._parts[place]
+        self._deliver(batch, configuration, parts)
+        self._done[batch.source] = batch.number
         return True
 
-    def _deliver(self, batch: Batch, parts: list[Part]) -> None:
+    def _change(self, mark: Mark, numbers: dict[str, int]) -> None:
+        """Everything before a mark is delivered."""
+        self._done |= numbers
+        if mark.step == Step.SWITCH:
+            number = mark.configuration.number
+            self._switched = number
+            leaving, self._leaving = self._leaving, []
+            end, begin = PathEnd(self._instance, number), PathBegin(self._instance, number)
+            for client in leaving:
+                if mark.configuration.exit_of(client) == self._name:
+                    self._beginning[client] = begin
+                else:
+                    self._beginning.pop(client, None)
+                    self._waiting.setdefault(client, []).append(end)
+
+    def _deliver(self, batch: Batch, configuration: Configuration, parts: list[Part]) -> None:
         body = batch.body
         if type(body) is Events:
             found = parts[0].found if len(parts) == 1 else self._merged(parts)
@@ -121,7 +160,9 @@ class ExitPoint:
             self.deliveries += len(found)
         elif type(body) is Replies:
             for client, item in body.replies:
-                if self._configuration.exit_of(client) == self._name:
+                if type(item) is PathEnd:
+                    self._leaving.append(client)
+                elif configuration.exit_of(client) == self._name:
                     self._waiting.setdefault(client, []).append(item)
         for part in parts:
             for client, item in part.said:
@@ -152,13 +193,18 @@ class ExitPoint:
     def flush(self) -> list[Post]:
         """The letters that go now. Call `confirmed` for each of them, then read `settled`."""
         self._group += 1
+        if self._beginning:
+            for client in self._waiting.keys() & self._beginning.keys():
+                self._waiting[client].insert(0, self._beginning.pop(client))
         posts = [
             Post(client, payload, self._group)
             for client, items in self._waiting.items()
             for payload in self._letters(items)
         ]
         self._waiting.clear()
-        self._ends.append((self._group, self._done))
+        if posts or self._done:
+            self._ends.append((self._group, self._done, self._switched))
+            self._done = {}
         if posts:
             self._open[self._group] = len(posts)
         return posts
@@ -190,9 +236,11 @@ class ExitPoint:
         if not self._open[group]:
             del self._open[group]
 
-    def settled(self) -> int:
-        """The batch up to which all is delivered; 0 if that is unchanged."""
-        batch = 0
+    def settled(self) -> tuple[dict[str, int], int]:
+        """By access point the batch up to which all is delivered, as far as it has changed; and the newest
+        configuration before which all is delivered."""
+        settled: dict[str, int] = {}
         while self._ends and self._ends[0][0] not in self._open:
-            batch = self._ends.popleft()[1]
-        return batch
+            _, done, self._drained = self._ends.popleft()
+            settled |= done
+        return settled, self._drained

@@ -2,10 +2,11 @@
 
 Owns the form of these messages. All of them name the instance, so those of an earlier one are ignored.
 
-    fan       __shoal.i:<engine>:fan              access point to matchers and exit points: Batch, in one order
-    member    __shoal.i:<engine>:member:<name>    matchers to an exit point: Part; to another matcher: State, StateAck
-    head      __shoal.i:<engine>:head             all processes to the one with the access point: Status, Settled
-    orders    __shoal.i:<engine>:orders           the process with the access point to all: Orders
+    fan       __shoal.i:<engine>:fan:<name>       an access point to matchers and exit points: Batch, in one order
+    member    __shoal.i:<engine>:member:<name>    matchers to an exit point: Part; to another matcher: State, StateAck;
+                                                  an access point to another: Handover
+    head      __shoal.i:<engine>:head             all processes to the head and the access points: Status, Settled
+    orders    __shoal.i:<engine>:orders           the head to all processes: Orders
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from shoal.engine.messages import ENGINE_PREFIX, Event, FromEngine
 from shoal.errors import ProtocolError
 
 
-def fan_channel(engine: str) -> bytes:
-    """The channel from the access point to matchers and exit points."""
-    return b"%b%b:fan" % (ENGINE_PREFIX, engine.encode())
+def fan_channel(engine: str, access_point: str) -> bytes:
+    """The channel from an access point to matchers and exit points."""
+    return b"%b%b:fan:%b" % (ENGINE_PREFIX, engine.encode(), access_point.encode())
 
 
 def member_channel(engine: str, name: str) -> bytes:
@@ -31,7 +32,7 @@ def member_channel(engine: str, name: str) -> bytes:
 
 
 def head_channel(engine: str) -> bytes:
-    """The channel to the process with the access point."""
+    """The channel to the head and to access points."""
     return b"%b%b:head" % (ENGINE_PREFIX, engine.encode())
 
 
@@ -73,7 +74,7 @@ class Changes(msgspec.Struct, frozen=True, array_like=True, tag=2):
 
 
 class Replies(msgspec.Struct, frozen=True, array_like=True, tag=3):
-    """What the access point tells clients."""
+    """What an access point tells clients."""
 
     replies: list[tuple[int, FromEngine]]
 
@@ -97,9 +98,10 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=4):
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """A part of the fan. Numbers are contiguous in the life of an instance."""
+    """A part of the fan of an access point, the `source`. Its numbers are contiguous in the life of an instance."""
 
     instance: int
+    source: str
     number: int
     body: Events | Changes | Replies | Mark
 
@@ -124,6 +126,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, tag=1):
     `more`."""
 
     instance: int
+    source: str
     number: int
     matcher: str
     found: list[Found]
@@ -152,18 +155,44 @@ class StateAck(msgspec.Struct, frozen=True, array_like=True, tag=3):
     chunk: int
 
 
-ToMember: TypeAlias = Part | State | StateAck
+class Handed(NamedTuple):
+    """A conversation that gets another access point."""
+
+    client: int
+    conversation: int
+    next: int
+    """The number of the client's next event."""
+    sequence: int
+    """The number of the last letter that was read."""
+    filters: int
+    ready: bool
+    in_roll: bool
+    served: bool
+    choked: bool
+
+
+class Handover(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """Conversations of a lane that gets another access point. The `last` part makes the lane complete."""
+
+    instance: int
+    configuration: int
+    lane: int
+    last: bool
+    rows: list[Handed]
+
+
+ToMember: TypeAlias = Part | State | StateAck | Handover
 
 
 # To and from the head
 
 
 class Settled(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """An exit point has delivered everything up to a batch: servers have confirmed all letters."""
+    """An exit point has delivered everything up to a batch of each access point: servers have confirmed all letters."""
 
     name: str
     instance: int
-    settled: int
+    settled: dict[str, int]
 
 
 class Status(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -175,15 +204,37 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """The configuration for which it hears all that it must."""
     ready: int = 0
     """The configuration whose filters its matcher has."""
-    settled: int = 0
-    """The batch up to which its exit point has delivered everything."""
+    settled: dict[str, int] = {}
+    """By access point: the batch up to which its exit point has delivered everything."""
+    drained: int = 0
+    """The newest configuration before which its exit point has delivered everything."""
+    prepared: int = 0
+    """The newest configuration for which its access point has marked PREPARE."""
+    roll_over: bool = False
+    """Whether its access point may serve."""
     failed: str = ""
     """Why it cannot go on with this instance."""
+    stamp: float = 0.0
+    """The time by its own clock."""
+    clients: int = 0
     filters: int = 0
+    in_flight: int = 0
+    events: int = 0
+    deliveries: int = 0
+    choked: int = 0
     cpu_s: float = 0.0
 
 
 ToHead: TypeAlias = Settled | Status
+
+
+class Stage(enum.IntEnum):
+    """How far the start of an instance is."""
+
+    JOIN = 0
+    ROLL = 1
+    """All processes hear what they must: clients are called."""
+    SERVE = 2
 
 
 class Orders(msgspec.Struct, frozen=True, array_like=True):
@@ -191,8 +242,14 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
 
     instance: int
     head: str
+    predecessor: int
     configuration: Configuration
     next: Configuration | None = None
+    step: Step | None = None
+    """The step of the change that access points mark in their fans."""
+    stage: Stage = Stage.JOIN
+    leases: dict[str, tuple[float, float]] = {}
+    """By process: a stamp that it has sent, and for how many seconds after it the instance holds its lease."""
 
 
 _T = TypeVar("_T")

@@ -88,13 +88,11 @@ class Matcher:
         body = batch.body
         if type(body) is Events:
             if self._speaks:
-                self._match(batch.number, body)
+                self._match(batch, body)
         elif type(body) is Changes:
-            self._change_all(batch.number, body)
-        elif type(body) is Mark:
-            self._marked(body)
+            self._change_all(batch, body)
 
-    def _match(self, number: int, body: Events) -> None:
+    def _match(self, batch: Batch, body: Events) -> None:
         found: list[Found] = []
         said: list[tuple[int, FromEngine]] = []
         matched = self.table.match([event for _, event in body.events])
@@ -104,9 +102,9 @@ class Matcher:
                 said.append((emitter, Rejected(event.number, seats)))
             else:
                 found += [(at, client, numbers) for client, numbers in seats]
-        self._speak(number, found, said)
+        self._speak(batch, found, said)
 
-    def _speak(self, number: int, found: list[Found], said: list[tuple[int, FromEngine]]) -> None:
+    def _speak(self, batch: Batch, found: list[Found], said: list[tuple[int, FromEngine]]) -> None:
         """Gives each exit point what belongs to its clients."""
         exits, exit_of = self._configuration.exits, self._configuration.exit_of
         for name in exits:
@@ -116,9 +114,12 @@ class Matcher:
                 told = [one for one in said if exit_of(one[0]) == name]
             if name != self._name:
                 for piece in self._pieces(own):
-                    self.out.append((name, Part(self._instance, number, self._name, piece, [], more=True)))
+                    self.out.append((name, self._part(batch, piece, [], more=True)))
                 own = []
-            self.out.append((name, Part(self._instance, number, self._name, own, told)))
+            self.out.append((name, self._part(batch, own, told)))
+
+    def _part(self, batch: Batch, found: list[Found], said: list[tuple[int, FromEngine]], more: bool = False) -> Part:
+        return Part(self._instance, batch.source, batch.number, self._name, found, said, more)
 
     def _pieces(self, found: list[Found]) -> Iterator[list[Found]]:
         """What was found, in pieces that fit a message."""
@@ -136,12 +137,12 @@ class Matcher:
 
     # Changes
 
-    def _change_all(self, number: int, body: Changes) -> None:
+    def _change_all(self, batch: Batch, body: Changes) -> None:
         said: list[tuple[int, FromEngine]] = []
         for change in body.changes:
             said += [(change.client, item) for item in self._change(change)]
         if self._speaks:
-            self._speak(number, [], said)
+            self._speak(batch, [], said)
         elif any(not isinstance(item, InForce) for _, item in said):
             self.failed = "a filter that the next configuration gives to this matcher does not fit"
 
@@ -174,10 +175,14 @@ class Matcher:
 
     # A change of configuration
 
-    def _marked(self, mark: Mark) -> None:
+    def marked(self, mark: Mark) -> None:
+        """A step of a change: all access points have marked it."""
         if mark.step == Step.PREPARE:
             self._next = mark.configuration
             self._ended, self._renewed = set(), set()
+            if self._configuration.matchers == self._next.matchers:
+                self.ready = self._next.number
+                return
             self._receiving = set(self._configuration.matchers) - {self._name}
             if self._speaks:
                 self._sending = StateSender(
@@ -189,11 +194,12 @@ class Matcher:
                 self._insert(state)
             self._look_whether_ready()
         elif self._next is not None:
+            if self._configuration.matchers != self._next.matchers:
+                self._trimming = 0
             self._configuration = mark.configuration
             self._next = self._sending = None
             self._receiving, self._early = set(), []
             self._ended, self._renewed = set(), set()
-            self._trimming = 0
 
     def received(self, message: State | StateAck) -> None:
         """Another matcher has sent state, or has got some."""

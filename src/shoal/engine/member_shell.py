@@ -1,9 +1,9 @@
-"""Runs the matcher and the exit point of a process that does not have the access point.
+"""Runs the operators of a process in whatever instance is in force.
 
-Owns the I/O of a member: it follows the orders of the instance that is in force, hears the fan and its own channel, and
-shows several times a second that it lives.
+Owns their I/O: it follows the orders of the head, listens to lanes, fans and its own channel, posts letters, and shows
+several times a second that it lives.
 
-    idle --orders name it--> listens to the fan and its own channel --> joined --orders do not name it--> idle
+    idle --orders name it--> listens to what its operators need --> joined --orders do not name it--> idle
     any  --orders of a newer instance--> begins again
 """
 
@@ -15,15 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
+from shoal.engine.configuration import Configuration
 from shoal.engine.links import (
     TURN_MAX,
     Batch,
     Orders,
-    Settled,
     Status,
     ToMember,
     decode_batch,
     decode_orders,
+    decode_to_head,
     decode_to_member,
     encode,
     fan_channel,
@@ -31,6 +32,7 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
+from shoal.engine.messages import decode_letter, lane_channel
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ProtocolError, ShoalError
@@ -42,14 +44,15 @@ from shoal.runtime import TIMER_GRAIN_S
 
 STATUS_EVERY_S: Final = 0.2
 """How often a process shows that it lives."""
+READ_BYTES_MAX: Final = 1 << 20
+"""Letters that are read in one turn."""
 
 _M = TypeVar("_M", Batch, ToMember)
 _log: Final = get_log(__name__)
 
 
 class MemberShell:
-    """One process, as a member of whatever instance is in force. While `leads`, it does nothing: then the process has
-    the access point."""
+    """One process. `told` is called with its status, for a head in the same process."""
 
     def __init__(
         self,
@@ -66,31 +69,34 @@ class MemberShell:
         self._wire = wire
         self._limits = limits
         self._rules = rules
-        self.leads = False
+        self.told: Callable[[Status], None] | None = None
         self._orders: Orders | None = None
         self.operators: Operators | None = None
         self._outbox: Outbox | None = None
-        self._fan: Listening | None = None
-        self._own: Listening | None = None
+        self._listening: dict[bytes, Listening] = {}
+        """What the operators hear, by channel."""
+        self._lanes: list[int] = []
+        """The lanes that are heard; each is read first at times."""
         self._joined = 0
-        self._settled = 0
+        self._shown: tuple[int | str, ...] = ()
+        """What the head waits for, as it was last told."""
+        self._ordered = asyncio.Event()
         self._awake = asyncio.Event()
+
+    def order(self, orders: Orders) -> None:
+        """Orders of the head. Those of an earlier instance are ignored."""
+        if self._orders is None or orders.instance >= self._orders.instance:
+            self._orders = orders
+            self._ordered.set()
 
     async def run(self) -> None:
         """Follows the orders until it is cancelled."""
-        orders = await self._wire.listen(orders_channel(self._engine), self._awake.set)
+        orders = await self._wire.listen(orders_channel(self._engine), self._ordered.set)
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._show())
-                while True:
-                    self._awake.clear()
-                    await self._follow(orders)
-                    if self._turn():
-                        await asyncio.sleep(0)
-                        continue
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(0.1 + TIMER_GRAIN_S):
-                            await self._awake.wait()
+                group.create_task(self._follow(orders))
+                group.create_task(self._work())
         finally:
             await self._leave()
             with contextlib.suppress(ShoalError):
@@ -99,68 +105,90 @@ class MemberShell:
     # Orders
 
     async def _follow(self, listening: Listening) -> None:
-        newest: Orders | None = None
-        while (item := listening.get_nowait()) is not None:
-            if isinstance(item, Message):
-                with contextlib.suppress(ProtocolError):
-                    orders = decode_orders(item.payload)
-                    if newest is None or orders.instance >= newest.instance:
-                        newest = orders
-        if self.leads:
-            await self._leave()
-        elif newest is not None and (self._orders is None or newest.instance >= self._orders.instance):
-            await self._obey(newest)
+        obeyed: Orders | None = None
+        while True:
+            self._ordered.clear()
+            while (item := listening.get_nowait()) is not None:
+                if isinstance(item, Message):
+                    with contextlib.suppress(ProtocolError):
+                        self.order(decode_orders(item.payload))
+            if self._orders is not None and self._orders is not obeyed:
+                obeyed = self._orders
+                await self._obey(obeyed)
+            else:
+                await self._ordered.wait()
 
     async def _obey(self, orders: Orders) -> None:
-        if self.operators is not None and self.operators.instance != orders.instance:
+        configurations = [one for one in (orders.configuration, orders.next) if one is not None]
+        named = any(self._name in one.members for one in configurations)
+        if not named or (self.operators is not None and self.operators.instance != orders.instance):
             await self._leave()
-        self._orders = orders
-        following = orders.next
-        wanted = self._name in orders.configuration.members or (
-            following is not None and self._name in following.members
-        )
-        if not wanted:
+        if not named:
+            return
+        wanted, lanes = self._channels(configurations)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for channel in sorted(wanted - self._listening.keys()):
+                    group.create_task(self._listen(channel))
+        except* ShoalError as errors:
+            _log.warning("process cannot join the engine", engine=self._engine, why=str(errors.exceptions[0]))
+        if not wanted <= self._listening.keys():
             await self._leave()
             return
-        if self.operators is None:
-            try:
-                await self._join(orders)
-            except ShoalError as error:
-                _log.warning("process cannot join the engine", engine=self._engine, why=str(error))
-                await self._leave()
-                return
-        assert self.operators is not None
-        self.operators.arrange(orders.configuration, following)
-        joined = orders.configuration.number if following is None else following.number
-        if joined != self._joined:
-            self._joined = joined
-            self._post_status()
+        now = asyncio.get_running_loop().time()
+        operators = self.operators
+        if operators is None:
+            operators = self.operators = Operators(self._name, orders, self._limits, now, self._rules)
+            self._outbox = Outbox(self._engine, self._wire, operators.confirmed, self._awake.set)
+            _log.info("process joins the engine", engine=self._engine, instance=orders.instance, name=self._name)
+        else:
+            operators.arrange(orders, now)
+        stamp, lease_s = orders.leases.get(self._name, (0.0, 0.0))
+        operators.lease_until = max(operators.lease_until, stamp + lease_s)
+        self._joined = configurations[-1].number
+        if set(self._lanes) != lanes:
+            self._lanes = sorted(lanes)
+        self._awake.set()
+        for channel in sorted(self._listening.keys() - wanted):
+            await self._listening.pop(channel).aclose()
 
-    async def _join(self, orders: Orders) -> None:
-        self._own = await self._wire.listen(member_channel(self._engine, self._name), self._awake.set)
-        self._fan = await self._wire.listen(fan_channel(self._engine), self._awake.set)
-        operators = Operators(self._name, orders.instance, orders.configuration, self._limits, self._rules, orders.next)
-        self.operators = operators
-        self._outbox = Outbox(self._engine, self._wire, self._confirmation(operators), self._awake.set)
-        _log.info("process joins the engine", engine=self._engine, instance=orders.instance, name=self._name)
+    def _channels(self, configurations: list[Configuration]) -> tuple[set[bytes], set[int]]:
+        """What the operators of these configurations hear, and the lanes among it."""
+        name, engine = self._name, self._engine
+        wanted = {member_channel(engine, name)}
+        if any(name in one.matchers or name in one.exits for one in configurations):
+            points = {point for one in configurations for point in one.access_points}
+            wanted.update(fan_channel(engine, point) for point in points - {name})
+        lanes = {lane for one in configurations for lane in one.lanes_of(name)}
+        if lanes:
+            wanted.add(head_channel(engine))
+            wanted.update(lane_channel(engine, lane) for lane in lanes)
+        return wanted, lanes
 
-    def _confirmation(self, operators: Operators) -> Callable[[int], None]:
-        def confirmed(group: int) -> None:
-            assert operators.exit_point is not None
-            operators.exit_point.confirmed(group)
-
-        return confirmed
+    async def _listen(self, channel: bytes) -> None:
+        self._listening[channel] = await self._wire.listen(channel, self._awake.set)
 
     async def _leave(self) -> None:
-        listening = [one for one in (self._fan, self._own) if one is not None]
-        self._fan = self._own = None
+        listening, self._listening = self._listening, {}
         self.operators = self._outbox = None
-        self._joined = self._settled = 0
-        for one in listening:
+        self._joined, self._shown = 0, ()
+        for one in listening.values():
             with contextlib.suppress(ShoalError):
                 await one.aclose()
 
     # Work
+
+    async def _work(self) -> None:
+        """Takes turns: when something has come or was confirmed, and from time to time."""
+        while True:
+            self._awake.clear()
+            if self._turn():
+                await asyncio.sleep(0)
+                continue
+            waits = self._outbox is not None and len(self._outbox)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01 if waits else 0.1 + TIMER_GRAIN_S):
+                    await self._awake.wait()
 
     def _turn(self) -> bool:
         """Does what there is to do; returns whether there is more."""
@@ -170,38 +198,66 @@ class MemberShell:
         if len(outbox):
             outbox.post()
             return False
-        ready = operators.ready
         self._read(operators)
-        operators.work()
-        outbox.letters(operators.flush())
-        links, operators.links = operators.links, []
+        letters = operators.turn(asyncio.get_running_loop().time())
+        fan, links = operators.take_links()
+        outbox.fan(fan)
         outbox.links(links)
-        settled = operators.settled()
-        if settled:
-            self._settled = settled
-            outbox.head(Settled(self._name, operators.instance, settled))
+        outbox.letters(letters)
+        settled = operators.take_settled()
+        if settled is not None and operators.has_others:
+            outbox.head(settled)
         outbox.post()
-        if operators.ready != ready or operators.failed:
-            self._post_status()
-        return operators.is_busy
+        self._say_if_awaited()
+        return operators.is_busy and not len(outbox)
 
     def _read(self, operators: Operators) -> None:
-        for told in self._messages(self._own, decode_to_member, operators):
-            operators.received(told)
+        own = member_channel(self._engine, self._name)
+        for told in self._messages(own, decode_to_member, operators):
+            operators.told(told)
+        self._read_lanes(operators)
+        self._read_settled(operators)
         left = TURN_MAX
-        for batch in self._messages(self._fan, decode_batch, operators):
-            operators.heard(batch)
-            left -= batch.work
-            if left <= 0:
-                self._awake.set()
-                break
+        for source in operators.sources:
+            for batch in self._messages(fan_channel(self._engine, source), decode_batch, operators):
+                operators.heard(batch)
+                left -= batch.work
+                if left <= 0:
+                    self._awake.set()
+                    return
 
-    def _messages(
-        self, listening: Listening | None, decode: Callable[[bytes], _M], operators: Operators
-    ) -> Iterator[_M]:
+    def _read_lanes(self, operators: Operators) -> None:
+        """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
+        size = 0
+        active = operators.lanes
+        for lane in self._lanes:
+            listening = self._listening.get(lane_channel(self._engine, lane)) if lane in active else None
+            while listening is not None and size < READ_BYTES_MAX and (item := listening.get_nowait()) is not None:
+                if isinstance(item, Message):
+                    size += len(item.payload)
+                    try:
+                        operators.received(item.publisher, decode_letter(item.payload), item.sequence)
+                    except ProtocolError as error:
+                        _log.warning("letter ignored", client=f"{item.publisher:012x}", why=str(error))
+                elif isinstance(item, Gap) and item.publisher:
+                    operators.missed_letter(item.publisher)
+        if size >= READ_BYTES_MAX:
+            self._lanes.append(self._lanes.pop(0))
+            self._awake.set()
+
+    def _read_settled(self, operators: Operators) -> None:
+        listening = self._listening.get(head_channel(self._engine))
+        while listening is not None and (item := listening.get_nowait()) is not None:
+            if isinstance(item, Message):  # a hole does no harm: a process tells its status again
+                with contextlib.suppress(ProtocolError):
+                    settled = decode_to_head(item.payload)
+                    if settled.name != self._name:
+                        operators.has_settled(settled)
+
+    def _messages(self, channel: bytes, decode: Callable[[bytes], _M], operators: Operators) -> Iterator[_M]:
         """What was said in this instance."""
-        assert listening is not None, "a process with operators listens"
-        while (item := listening.get_nowait()) is not None:
+        listening = self._listening.get(channel)
+        while listening is not None and (item := listening.get_nowait()) is not None:
             if isinstance(item, Gap):
                 operators.missed(f"a part of what it was told is lost: {item.reason}")
             elif isinstance(item, Message):
@@ -213,29 +269,34 @@ class MemberShell:
                 if message.instance == operators.instance:
                     yield message
 
+    # Status
+
     async def _show(self) -> None:
         """Shows that the process lives."""
         while True:
-            if not self.leads:
-                self._post_status()
+            self._say_status()
             await asyncio.sleep(STATUS_EVERY_S)
 
-    def _post_status(self) -> None:
-        operators = self.operators
-        if operators is None:
-            status = Status(self._name)
+    def _say_if_awaited(self) -> None:
+        """Tells the head at once what it may wait for."""
+        operators, outbox = self.operators, self._outbox
+        if operators is not None and outbox is not None:
+            awaited = (self._joined, *operators.progress, operators.failed or outbox.failed)
+            if awaited != self._shown:
+                self._shown = awaited
+                self._say_status()
+
+    def _say_status(self) -> None:
+        now = asyncio.get_running_loop().time()
+        operators, outbox = self.operators, self._outbox
+        if operators is None or outbox is None:
+            status = Status(self._name, stamp=now)
         else:
-            refused = self._outbox.failed if self._outbox is not None else ""
-            status = Status(
-                self._name,
-                operators.instance,
-                self._joined,
-                operators.ready,
-                self._settled,
-                operators.failed or refused,
-                0 if operators.matcher is None else len(operators.matcher),
-                self._cpu_s(),
-            )
+            status = operators.status(self._joined, now, self._cpu_s(), outbox.failed)
+        if self.told is not None:
+            self.told(status)
+            if operators is None or not operators.has_others:
+                return
         posted = self._wire.post(head_channel(self._engine), encode(status))
         if posted is not None:
             posted.add_done_callback(forget)

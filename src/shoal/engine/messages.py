@@ -179,7 +179,24 @@ class Matched(msgspec.Struct, frozen=True, array_like=True, tag=10):
     matched: list[int]
 
 
-FromEngine: TypeAlias = Welcome | InForce | Refused | Delivery | Taken | Again | Rejected | Resend | Dropped | Matched
+class PathEnd(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The last item of this exit point for the client: from this configuration on, another one serves it."""
+
+    instance: int
+    configuration: int
+
+
+class PathBegin(msgspec.Struct, frozen=True, array_like=True, tag=12):
+    """The first item of an exit point that serves the client from this configuration on. What follows comes after the
+    PathEnd of the exit point before."""
+
+    instance: int
+    configuration: int
+
+
+FromEngine: TypeAlias = (
+    Welcome | InForce | Refused | Delivery | Taken | Again | Rejected | Resend | Dropped | Matched | PathEnd | PathBegin
+)
 
 
 class Roll(msgspec.Struct, frozen=True, array_like=True):

@@ -66,10 +66,10 @@ class Outbox:
     def fan(self, batches: Iterable[Batch]) -> None:
         """Batches to all members."""
         for batch in batches:
-            self._waiting.append((fan_channel(self._engine), encode(batch), 0))
+            self._waiting.append((fan_channel(self._engine, batch.source), encode(batch), 0))
 
     def head(self, message: ToHead) -> None:
-        """A message to the process with the access point."""
+        """A message to the head and to access points."""
         self._waiting.append((head_channel(self._engine), encode(message), 0))
 
     def post(self) -> None:

@@ -1,6 +1,6 @@
 """A process of an engine: it holds the lease and serves, or it is a member of the instance that serves, or stands by.
 
-Owns which of these it is. All processes of an engine are equal; the one that gets the lease has the access point.
+Owns which of these it is. All processes of an engine are equal; the one that gets the lease leads the others.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Final
 
 from shoal.coordination.interface import Coordinator, Lease
-from shoal.engine.engine import EngineStatus
 from shoal.engine.engine_report import lease_name
 from shoal.engine.head_shell import RENEWALS, HeadShell
+from shoal.engine.links import Status
 from shoal.engine.member_shell import MemberShell
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Wire
@@ -53,15 +53,14 @@ class EngineShell:
         self.member = MemberShell(engine, name, wire, limits, rules, cpu_s)
 
     @property
-    def status(self) -> EngineStatus | None:
-        """The counts of the instance that serves here; None if none does."""
-        return None if self.head is None or self.head.core is None else self.head.core.status()
+    def status(self) -> Status | None:
+        """The counts of the operators that run here; None if none do."""
+        operators = self.operators
+        return None if operators is None else operators.status(0, 0.0, self._cpu_s())
 
     @property
     def operators(self) -> Operators | None:
         """The operators that run here."""
-        if self.head is not None:
-            return None if self.head.core is None else self.head.core.operators
         return self.member.operators
 
     @property
@@ -95,10 +94,9 @@ class EngineShell:
                 if self._lease is None:
                     await asyncio.sleep(self._limits.engine_lease_s / (2 * RENEWALS))
                     continue
-                self.member.leads = True
                 head = self.head = HeadShell(
                     *(self._engine, self._name, self._wire, self._coordinator, self._lease, asked_at),
-                    *(self._limits, self._rules, self._cpu_s),
+                    *(self.member, self._limits, self._rules),
                 )
                 try:
                     await head.run()
@@ -107,7 +105,6 @@ class EngineShell:
                     _log.warning("engine stops serving", engine=self._engine, why=why)
                 finally:
                     self.head = None
-                    self.member.leads = False
                 await self._release()
         finally:
             await self._release()

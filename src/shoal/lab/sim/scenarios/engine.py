@@ -17,8 +17,8 @@ import msgspec
 
 from shoal.bus.client import Bus
 from shoal.bus.event_reader import Matching
+from shoal.engine.configuration import Configuration
 from shoal.engine.director import Director, Wanted
-from shoal.engine.engine import Engine, EngineStatus
 from shoal.engine.engine_report import encode_wanted, wanted_key
 from shoal.engine.shell import EngineShell
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
@@ -38,7 +38,7 @@ from shoal.rules import ALL_RULES, Rules
 BREAKS: Final = (
     *("roll_first", "settle_last", "in_number", "keep_until_taken", "dedupe_emitter", "present_all", "say_late"),
     *("lease_checked", "answer_in_time", "change_to_both", "ready_first", "parts_of_its_time"),
-    *("in_order", "one_copy"),
+    *("in_order", "one_copy", "end_first", "marks_aligned", "taken_later"),
 )
 """The rules that this scenario tests."""
 ENGINES: Final = 4
@@ -57,8 +57,9 @@ ENGINE_DIES_S: Final = 6.0
 ENGINE_SLEEPS: Final = 0.5
 SLEEP_S: Final = (0.5, 6.0)
 """About how often the engine that serves dies, or sleeps and wakes up as a zombie."""
-EXITS: Final = 0.15
-"""The share of wishes with a second exit point, for which a new instance begins."""
+SECOND_EXIT: Final = 0.4
+SECOND_ACCESS_POINT: Final = 0.4
+"""The shares of wishes with a second exit point, and with a second access point."""
 WITHOUT: Final = 0.3
 """The share of wishes that leave a process out."""
 HEAD_HIT: Final = 0.5
@@ -89,7 +90,12 @@ CORNERS: Final = {
     "matcher added": "matcher added",
     "matcher removed": "matcher removed",
     "change of configuration given up": "change given up",
-    "several exit points": "several exit points",
+    "exit point added": "exit point added",
+    "exit point removed": "exit point removed",
+    "access point added": "access point added",
+    "access point removed": "access point removed",
+    "several layers change at once": "several layers",
+    "client held a new path until the old one ended": "path held",
     "member crash": "member crash",
     "member slept": "member slept",
     "filter added during a change": "added during a change",
@@ -266,9 +272,10 @@ class EngineRun(ChannelScenario):
         self.engines: dict[str, EngineShell] = {}
         self.process_names: set[str] = set()
         """The names of all processes of the engine, dead or alive."""
-        self._seen: dict[int, EngineStatus] = {}
-        self._layers: dict[int, tuple[int, int]] = {}
-        """By instance: the number of matchers, and of changes that were given up."""
+        self._choked: dict[tuple[str, int], int] = {}
+        self._configurations: dict[int, Configuration] = {}
+        self._given_up: Counter[int] = Counter()
+        """By instance: the last configuration, and the number of changes that were given up."""
         self.events_max = 3
         super().__init__(seed, rules, trace)
 
@@ -299,10 +306,11 @@ class EngineRun(ChannelScenario):
             try:
                 async with await process.runtime.coordinator(COORDINATOR_URL, 1.0) as coordinator:
                     while True:
-                        exits = 2 if random.random() < EXITS else 1
+                        exits = 2 if random.random() < SECOND_EXIT else 1
+                        points = 2 if random.random() < SECOND_ACCESS_POINT else 1
                         names = sorted(self.process_names)
                         without = (random.choice(names),) if names and random.random() < WITHOUT else ()
-                        wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without)
+                        wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without, points)
                         await coordinator.put(wanted_key("main"), encode_wanted(wanted))
                         await asyncio.sleep(random.expovariate(1 / CHANGE_EVERY_S))
             except ShoalError:
@@ -331,34 +339,41 @@ class EngineRun(ChannelScenario):
 
     def _look(self) -> None:
         for head in [shell.head for shell in self.engines.values() if shell.head is not None]:
-            self._look_at_change(head.director, head.core)
+            if head.director is not None and head.director.has_begun:
+                self._look_at_change(head.director)
         for status in [shell.status for shell in self.engines.values()]:
-            if status is not None and status.instance not in self._seen:
-                self.exercised["roll called"] += 1
-                self.exercised["take-over"] += bool(self._seen)
             if status is not None:
-                before = self._seen.get(status.instance)
-                self.exercised["choked"] += status.choked - (before.choked if before is not None else 0)
-                self._seen[status.instance] = status
+                place = (status.name, status.instance)
+                self.exercised["choked"] += status.choked - self._choked.get(place, 0)
+                self._choked[place] = status.choked
         if self.active:
             self.world.after(LOOK_S, self._look)
 
-    def _look_at_change(self, director: Director, core: Engine | None) -> None:
-        if core is None:
-            return
-        matchers, given_up = len(director.configuration.matchers), sum(director.given_up.values())
-        before, given_up_before = self._layers.get(core.instance, (matchers, 0))
-        self.exercised["matcher added"] += matchers > before
-        self.exercised["matcher removed"] += matchers < before
-        self.exercised["change given up"] += given_up - given_up_before
-        self.exercised["several exit points"] += len(director.configuration.exits) > 1
-        self._layers[core.instance] = (matchers, given_up)
+    def _look_at_change(self, director: Director) -> None:
+        instance, after = director.instance, director.configuration
+        before = self._configurations.get(instance)
+        if before is None:
+            self.exercised["roll called"] += 1
+            self.exercised["take-over"] += bool(self._configurations)
+            before = after
+        layers = (
+            ("access point", before.access_points, after.access_points),
+            ("matcher", before.matchers, after.matchers),
+            ("exit point", before.exits, after.exits),
+        )
+        for layer, old, new in layers:
+            self.exercised[f"{layer} added"] += bool(set(new) - set(old))
+            self.exercised[f"{layer} removed"] += bool(set(old) - set(new))
+        self.exercised["several layers"] += sum(old != new for _, old, new in layers) > 1
+        given_up = sum(director.given_up.values())
+        self.exercised["change given up"] += given_up - self._given_up[instance]
+        self._configurations[instance], self._given_up[instance] = after, given_up
 
     @property
     def changing(self) -> bool:
         """Whether a change of configuration is under way."""
         heads = [shell.head for shell in self.engines.values() if shell.head is not None]
-        return any(head.director.following is not None for head in heads)
+        return any(head.director is not None and head.director.following is not None for head in heads)
 
     def faults_began(self) -> None:
         """The engine that serves dies or sleeps from time to time."""
@@ -371,8 +386,8 @@ class EngineRun(ChannelScenario):
         if not self.faults.active:
             return
         self.world.after(rng.expovariate(2 / ENGINE_DIES_S), self._trouble)
-        serving = [name for name, shell in self.engines.items() if shell.status is not None]
-        helping = [name for name, shell in self.engines.items() if shell.member.operators is not None]
+        serving = [name for name, shell in self.engines.items() if shell.head is not None]
+        helping = [name for name, shell in self.engines.items() if shell.operators is not None and shell.head is None]
         if serving and (not helping or rng.random() < HEAD_HIT):
             node, what = self.network.nodes[rng.choice(serving)], "engine"
         elif helping:
@@ -421,6 +436,7 @@ class EngineRun(ChannelScenario):
         if app.started and (counts := app.bus.matching) is not None:
             self.exercised["repeated event dropped"] += counts.repeats
             self.exercised["emit waited"] += counts.waits
+            self.exercised["path held"] += counts.paths_held
 
     def recorded(self) -> list[object]:
         """What happened."""
