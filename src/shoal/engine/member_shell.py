@@ -155,10 +155,8 @@ class MemberShell:
     def _channels(self, configurations: list[Configuration]) -> tuple[set[bytes], set[int]]:
         """What the operators of these configurations hear, and the lanes among it."""
         name, engine = self._name, self._engine
-        wanted = {member_channel(engine, name)}
-        if any(name in one.matchers or name in one.exits for one in configurations):
-            points = {point for one in configurations for point in one.access_points}
-            wanted.update(fan_channel(engine, point) for point in points - {name})
+        points = {point for one in configurations for point in one.access_points}
+        wanted = {member_channel(engine, name), *(fan_channel(engine, point) for point in points - {name})}
         lanes = {lane for one in configurations for lane in one.lanes_of(name)}
         if lanes:
             wanted.add(head_channel(engine))

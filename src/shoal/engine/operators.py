@@ -20,7 +20,7 @@ from typing import Final
 from shoal.engine.access_point import AccessPoint
 from shoal.engine.configuration import Configuration
 from shoal.engine.exit_point import ExitPoint, Post
-from shoal.engine.links import TURN_MAX, Batch, Handover, Mark, Orders, Part, Settled, Status, Step, ToMember
+from shoal.engine.links import TURN_MAX, Batch, Handover, Mark, Orders, Part, Settled, Stage, Status, Step, ToMember
 from shoal.engine.matcher import Matcher
 from shoal.engine.messages import Letter
 from shoal.limits import Limits
@@ -107,7 +107,8 @@ class Operators:
     @property
     def lanes(self) -> frozenset[int]:
         """The lanes whose letters are to be read now."""
-        if self.access_point is None or self._own or self._received:
+        is_early = self._orders.stage == Stage.JOIN  # other processes may not hear the fan yet
+        if self.access_point is None or is_early or self._own or self._received:
             return frozenset()
         return self.access_point.lanes
 
