@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from tests.support.lone_engine import LoneEngine
 
 from shoal.engine.messages import (
     Add,
@@ -25,7 +26,6 @@ from shoal.engine.messages import (
 from shoal.errors import ProtocolError
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
-from tests.support.lone_engine import LoneEngine
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,

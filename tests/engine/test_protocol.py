@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.lone_engine import LoneEngine
 
 from shoal.engine import access_point, client
 from shoal.engine.client import Arrived, EngineClient, Missed, NowInForce, NowTaken
@@ -23,7 +24,6 @@ from shoal.filters import encode_event, parse
 from shoal.filters.filter import Filter
 from shoal.limits import DEFAULT_LIMITS
 from shoal.rules import ALL_RULES, Rules
-from tests.support.lone_engine import LoneEngine
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,

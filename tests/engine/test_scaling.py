@@ -1,36 +1,50 @@
-"""Matchers come and go while filters change and events are matched: the cores of several processes, without I/O."""
+"""Operators of all layers come and go while filters change and events are matched: the cores of several processes,
+without I/O."""
 
 from __future__ import annotations
 
 from collections import deque
 from random import Random
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace as structs_replace
+from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.client import Arrived, EngineClient, Missed
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.director import RETRY_S, Director, InstanceEndsError, Phase, Wanted
-from shoal.engine.engine import Engine
-from shoal.engine.links import State, Status, Step, ToMember
+from shoal.engine.links import Batch, Orders, Settled, Stage, State, Status, Step, ToMember
 from shoal.engine.messages import (
+    LANES,
     Add,
+    Again,
     Delivery,
     Event,
     FromClient,
     FromEngine,
+    InForce,
     Letter,
     Open,
+    PathBegin,
+    PathEnd,
     Ready,
     Remove,
+    Taken,
+    Welcome,
+    decode_letter,
     decode_replies,
+    lane_of,
 )
 from shoal.engine.operators import Operators
 from shoal.engine.subscription_table import owners
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
+from shoal.rules import ALL_RULES, Rules
 
 LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, engine_roll_s=0.0, engine_slice_filters_max=3)
 _wire = msgspec.msgpack.Encoder().encode
@@ -39,7 +53,8 @@ _wire = msgspec.msgpack.Encoder().encode
 @given(st.lists(st.binary(min_size=1), min_size=1), st.integers(1, 6))
 def test_a_filter_changes_its_matcher_only_if_one_comes_or_goes(wires: list[bytes], count: int) -> None:
     names = tuple(f"engine-{number}" for number in range(count))
-    before, after = Configuration(1, names, names[:1]), Configuration(2, (*names, "new"), names[:1])
+    one = names[:1]
+    before, after = Configuration(1, one, names, one), Configuration(2, one, (*names, "new"), one)
     for wire in wires:
         assert after.owner(wire) in (before.owner(wire), "new")
     many = np.array([checksum(wire) for wire in wires], np.uint64)
@@ -48,7 +63,7 @@ def test_a_filter_changes_its_matcher_only_if_one_comes_or_goes(wires: list[byte
 
 def test_filters_are_spread_over_all_matchers() -> None:
     names = tuple(f"engine-{number}" for number in range(4))
-    configuration = Configuration(1, names, names)
+    configuration = Configuration(1, names, names, names)
     wires = [_wire(parse(f"a = {number}")) for number in range(2000)]
     counts = [sum(configuration.owner(wire) == name for wire in wires) for name in names]
     assert min(counts) > 350
@@ -56,134 +71,228 @@ def test_filters_are_spread_over_all_matchers() -> None:
     assert min(clients) > 350
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5, LANES])
+def test_every_lane_has_one_access_point_and_each_has_an_equal_share(count: int) -> None:
+    names = tuple(f"engine-{number}" for number in range(count))
+    configuration = Configuration(1, names, names, names)
+    shares = [configuration.lanes_of(name) for name in names]
+    assert sorted(lane for share in shares for lane in share) == [*range(LANES)]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
 class Site:
-    """An engine whose first process has the access point. Messages between processes wait until `carry`."""
+    """An engine of several processes. What they tell each other waits in order, until `carry`."""
 
-    def __init__(self, names: str = "abc") -> None:
-        self.engine = Engine(1, 0, LIMITS, 0.0, name="a", configuration=Configuration(1, ("a",), ("a",)))
-        self.engine.lease_until = 1e9
-        self.names = names
-        self.members: dict[str, Operators] = {}
-        self.links: deque[tuple[str, ToMember]] = deque()
+    def __init__(self, rules: Rules = ALL_RULES) -> None:
+        self.rules = rules
+        self.orders = Orders(1, "a", 0, Configuration(1, ("a",), ("a",), ("a",)), stage=Stage.SERVE)
+        self.processes: dict[str, Operators] = {}
+        self.links: dict[tuple[str, str, str], deque[Batch | ToMember | Settled]] = {}
+        """By sender, receiver and kind."""
         self.said: dict[int, list[FromEngine]] = {}
-        self.configuration = Configuration(1, ("a",), ("a",))
-        self.turn()
-        self.engine.serve()
+        self.order(self.orders)
 
-    def turn(self) -> None:
-        for post in self.engine.turn(1.0):
-            self.said.setdefault(post.client, []).extend(decode_replies(post.payload))
-            self.engine.confirmed(post.group)
-        fan, links = self.engine.take_links()
-        self.links += links
-        for name, member in self.members.items():
-            for batch in fan:
-                member.heard(batch)
-            member.work()
-            assert name != "a"
-            self.links += member.links
-            member.links = []
-
-    def carry(self, states: bool = True) -> None:
-        """Carries messages between processes; without `states`, those with filters wait on."""
-        for _ in range(len(self.links)):
-            name, message = self.links.popleft()
-            if isinstance(message, State) and not states:
-                self.links.append((name, message))
+    def order(self, orders: Orders) -> None:
+        self.orders = orders
+        members = orders.configuration.members | (orders.next.members if orders.next is not None else frozenset())
+        for name in sorted(members):
+            if name in self.processes:
+                self.processes[name].arrange(orders, 1.0)
             else:
-                (self.engine.operators if name == "a" else self.members[name]).received(message)
+                self.processes[name] = Operators(name, orders, LIMITS, 1.0, self.rules)
+                self.processes[name].lease_until = 1e9
+        for name in self.processes.keys() - members:
+            del self.processes[name]
+
+    def turn(self, name: str) -> None:
+        process = self.processes[name]
+        for post in process.turn(1.0):
+            self.said.setdefault(post.client, []).extend(decode_replies(post.payload))
+            process.confirmed(post.group)
+        fan, links = process.take_links()
+        settled = process.take_settled()
+        for other in self.processes.keys() - {name}:
+            self.links.setdefault((name, other, "fan"), deque()).extend(fan)
+            if settled is not None:
+                self.links.setdefault((name, other, "settled"), deque()).append(settled)
+        for other, message in links:
+            kind = "state" if isinstance(message, State) else "member"
+            self.links.setdefault((name, other, kind), deque()).append(message)
+
+    def turns(self) -> None:
+        for name in sorted(self.processes):
+            self.turn(name)
+
+    def carry(self, random: Random | None = None, states: bool = True) -> None:
+        """Carries messages between processes, with `random` some of them; without `states`, filters wait on."""
+        for (sender, receiver, kind), waiting in sorted(self.links.items()):
+            process = self.processes.get(receiver)
+            if kind == "state" and not states:
+                continue
+            for _ in range(len(waiting) if random is None else random.randint(0, len(waiting))):
+                message = waiting.popleft()
+                if process is None:
+                    continue
+                if isinstance(message, Batch):
+                    process.heard(message)
+                elif isinstance(message, Settled):
+                    process.has_settled(message)
+                else:
+                    process.told(message)
+            assert sender != receiver
 
     def settle(self) -> None:
         for _ in range(200):
-            self.turn()
+            self.turns()
             self.carry()
 
-    def change(self, step: Step, following: Configuration) -> None:
-        if step == Step.PREPARE:
-            for name in following.members - {"a"}:
-                if name not in self.members:
-                    self.members[name] = Operators(name, 1, self.configuration, LIMITS, following=following)
-            self.engine.arrange(self.configuration, following)
-        self.engine.mark(step, following)
-        if step != Step.PREPARE:
-            self.configuration = following
+    def begin(self, following: Configuration) -> None:
+        """Orders PREPARE."""
+        self.order(structs_replace(self.orders, next=following, step=Step.PREPARE))
 
-    def say(self, client: int, *items: FromClient) -> None:
-        self.engine.received(client, Letter(client, 1, list(items)))
+    def switch(self) -> None:
+        """Orders SWITCH: everything is ready."""
+        following = self.orders.next
+        assert following is not None
+        assert all(self.processes[name].progress[0] >= following.number for name in following.matchers)
+        assert all(
+            self.processes[name].progress[2] >= following.number for name in self.orders.configuration.access_points
+        )
+        self.order(structs_replace(self.orders, step=Step.SWITCH))
+
+    def end(self) -> None:
+        """Ends the change: everything before SWITCH is delivered."""
+        before, following = self.orders.configuration, self.orders.next
+        assert following is not None
+        assert all(self.processes[name].progress[1] >= following.number for name in before.exits + following.exits)
+        self.order(Orders(1, "a", 0, following, stage=Stage.SERVE))
+
+    def give_up(self) -> None:
+        following = self.orders.next
+        assert following is not None
+        stays = structs_replace(self.orders.configuration, number=following.number)
+        self.order(Orders(1, "a", 0, stays, stage=Stage.SERVE))
+
+    def change(self, following: Configuration) -> None:
+        """A whole change."""
+        self.begin(following)
+        self.settle()
+        self.switch()
+        self.settle()
+        self.end()
+        self.settle()
+
+    def say(self, client: int, *items: FromClient) -> bool:
+        """A letter reaches the access point that reads the client's lane; returns whether one does."""
+        for process in self.processes.values():
+            point = process.access_point
+            if point is not None and lane_of(client) in point.lanes:
+                process.received(client, Letter(client, 1, list(items)))
+                return True
+        return False
+
+    def in_force(self, client: int) -> set[int]:
+        found = [item.numbers for item in self.said.get(client, []) if isinstance(item, InForce)]
+        return {number for numbers in found for number in numbers}
 
     def held(self) -> dict[str, int]:
-        operators = {"a": self.engine.operators, **self.members}
-        return {name: len(one.matcher) for name, one in operators.items() if one.matcher is not None}
+        return {name: len(one.matcher) for name, one in self.processes.items() if one.matcher is not None}
 
     def delivered(self, client: int) -> dict[int, list[int]]:
         found = [item for item in self.said.get(client, []) if isinstance(item, Delivery)]
         assert len({item.number for item in found}) == len(found), "an event came twice"
         return {item.number: item.matched for item in found}
 
+    def taken(self, client: int) -> int:
+        return max((item.number for item in self.said.get(client, []) if isinstance(item, Taken)), default=0)
+
 
 READER, EMITTER = 1, 2
+ONE = ("a",)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_what_a_reader_gets_does_not_depend_on_changes(seed: int) -> None:
+def single(number: int, *matchers: str) -> Configuration:
+    """One access point and one exit point, in `a`."""
+    return Configuration(number, ONE, matchers, ONE)
+
+
+CHANGES = {
+    "matchers": (single(2, "a", "b", "c"), single(3, "b")),
+    "exit points": (Configuration(2, ONE, ONE, ("b", "c")), Configuration(3, ONE, ONE, ("c",))),
+    "access points": (Configuration(2, ("a", "b"), ONE, ONE), Configuration(3, ("b", "c"), ONE, ONE)),
+    "all layers": (
+        Configuration(2, ("b", "c"), ("a", "c"), ("a", "b")),
+        Configuration(3, ("c",), ("b", "c", "d"), ("d",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@pytest.mark.parametrize("seed", range(6))
+def test_what_a_reader_gets_does_not_depend_on_changes(what: str, seed: int) -> None:
     """Filters come and go and events are emitted at every moment of two changes."""
     random = Random(seed)
     site = Site()
     site.say(READER, Open(READER), Ready())
     site.say(EMITTER, Open(EMITTER), Ready())
-    held: dict[int, int] = {}
-    owed: dict[int, list[int]] = {}
-    number = 0
-    three, one = Configuration(2, ("a", "b", "c"), ("a",)), Configuration(3, ("b",), ("a",))
-    for event, step in enumerate(range(240), 1):
-        for _ in range(random.randint(0, 2)):
-            number += 1
-            held[number] = random.randrange(5)
-            site.say(READER, Add([(number, _wire(parse(f"a = {held[number]}")))]))
-        if held and random.random() < 0.4:
-            gone = random.choice(sorted(held))
-            del held[gone]
-            site.say(READER, Remove([gone]))
-        value = random.randrange(5)
-        wanted = sorted(name for name, wants in held.items() if wants == value)
-        if wanted:
-            owed[event] = wanted
-        site.say(EMITTER, Event(event, 0, encode_event({"a": value}), b""))
-        if step == 60:
-            site.change(Step.PREPARE, three)
-        elif step == 120:
-            site.settle()
-            assert all(operators.ready == 2 for operators in (site.engine.operators, *site.members.values()))
-            site.change(Step.SWITCH, three)
-        elif step == 160:
-            site.change(Step.PREPARE, one)
-        elif step == 220:
-            site.settle()
-            site.change(Step.SWITCH, one)
-        if random.random() < 0.7:
-            site.turn()
-        if random.random() < 0.5:
-            site.carry(states=random.random() < 0.2)
     site.settle()
-    assert {name: sorted(matched) for name, matched in site.delivered(READER).items()} == owed
-    assert site.held()["b"] == len(held)
-    assert site.held().get("a", 0) == 0
+    filters: dict[int, int] = {}
+    removed: set[int] = set()
+    owed: dict[int, set[int]] = {}
+    values: dict[int, int] = {}
+    first, second = CHANGES[what]
+    for event in range(1, 241):
+        for _ in range(random.randint(0, 2)):
+            value, number = random.randrange(5), len(filters) + 1
+            if site.say(READER, Add([(number, _wire(parse(f"a = {value}")))])):
+                filters[number] = value
+        left = sorted(filters.keys() - removed)
+        if left and random.random() < 0.4:
+            gone = random.choice(left)
+            if site.say(READER, Remove([gone])):
+                removed.add(gone)
+        value = values[event] = random.randrange(5)
+        owed[event] = {number for number in site.in_force(READER) if filters[number] == value}
+        while not site.say(EMITTER, Event(event, 0, encode_event({"a": value}), b"")):
+            site.turns()
+            site.carry(random)
+        if event in (60, 160):
+            site.begin(first if event == 60 else second)
+        elif event in (120, 200):
+            site.settle()
+            site.switch()
+        elif event in (150, 230):
+            site.settle()
+            site.end()
+        for name in sorted(site.processes):
+            if random.random() < 0.7:
+                site.turn(name)
+        site.carry(random, states=random.random() < 0.2)
+    site.settle()
+    delivered = site.delivered(READER)
+    for event, value in values.items():
+        matched = delivered.get(event, [])
+        assert owed[event] - removed <= set(matched) <= {number for number in filters if filters[number] == value}
+        assert len(set(matched)) == len(matched)
+    assert [*delivered] == sorted(delivered)
+    assert site.taken(EMITTER) == 240
+    assert sum(site.held().values()) == len(filters) - len(removed)
 
 
 def test_a_filter_that_ended_while_state_was_under_way_does_not_come_back() -> None:
     site = Site()
     site.say(READER, Open(READER), Add([(number, _wire(parse(f"a = {number}"))) for number in range(1, 30)]), Ready())
     site.settle()
-    following = Configuration(2, ("b",), ("a",))
-    site.change(Step.PREPARE, following)
-    site.turn()
-    site.turn()
+    site.begin(single(2, "b"))
+    site.turns()
+    site.carry(states=False)
+    site.turns()
     site.say(READER, Remove([1, 2, 3]))
     for _ in range(50):
-        site.turn()
+        site.turns()
         site.carry(states=False)
     site.settle()
-    site.change(Step.SWITCH, following)
+    site.switch()
     site.settle()
     assert site.held()["b"] == 26
 
@@ -191,47 +300,127 @@ def test_a_filter_that_ended_while_state_was_under_way_does_not_come_back() -> N
 def test_what_ends_is_remembered_only_while_state_is_under_way() -> None:
     """A matcher of an engine that never changes would grow with every filter that comes and goes."""
     site = Site()
-    matcher = site.engine.operators.matcher
+    matcher = site.processes["a"].matcher
     assert matcher is not None
     site.say(READER, Open(READER), Ready())
     for number in range(1, 50):
         site.say(READER, Add([(number, _wire(parse("a = 1")))]), Remove([number]))
-        site.turn()
+        site.turns()
     assert (len(matcher), matcher.remembered) == (0, 0)
 
 
-def test_a_change_that_is_given_up_leaves_everything_as_it_was() -> None:
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_that_is_given_up_leaves_everything_as_it_was(what: str) -> None:
     site = Site()
     site.say(READER, Open(READER), Add([(number, _wire(parse("a = 1"))) for number in range(1, 30)]), Ready())
     site.say(EMITTER, Open(EMITTER), Ready())
     site.settle()
-    site.change(Step.PREPARE, Configuration(2, ("b", "c"), ("a",)))
-    site.turn()
-    site.change(Step.GIVE_UP, Configuration(2, ("a",), ("a",)))
-    site.members.clear()
+    site.begin(CHANGES[what][0])
+    site.turns()
+    site.turns()
+    site.give_up()
     site.links.clear()
     site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
-    site.turn()
-    site.turn()
+    site.settle()
     assert sorted(site.delivered(READER)[1]) == list(range(1, 30))
     assert site.held() == {"a": 29}
+    site.change(structs_replace(CHANGES[what][0], number=3))
+    site.say(EMITTER, Event(2, 0, encode_event({"a": 1}), b""))
+    site.settle()
+    assert sorted(site.delivered(READER)[2]) == list(range(1, 30))
+
+
+def test_a_new_access_point_says_taken_when_the_old_one_has_delivered() -> None:
+    """Otherwise an emitter forgets events that die with the old access point."""
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.say(READER, Open(READER), Add([(1, _wire(parse("a = 1")))]), Ready())
+    site.settle()
+    site.begin(Configuration(2, ("b",), ONE, ("a", "b")))
+    site.settle()
+    site.say(EMITTER, *(Event(number, 0, encode_event({"a": 1}), b"") for number in (1, 2)))
+    site.switch()
+    for _ in range(20):  # the exit point of `b` hears everything, that of `a` nothing
+        for name in sorted(site.processes):
+            site.turn(name)
+        site.carry()
+        if site.say(EMITTER, Event(3, 0, encode_event({"a": 1}), b"")):
+            break
+    assert site.taken(EMITTER) == 0
+    site.settle()
+    assert site.taken(EMITTER) == 0, "the change has not ended"
+    site.end()
+    site.settle()
+    assert site.taken(EMITTER) == 3
+
+
+def test_a_letter_that_the_old_access_point_did_not_read_is_asked_for_again() -> None:
+    site = Site()
+    site.processes["a"].received(EMITTER, Letter(EMITTER, 1, [Open(EMITTER), Ready()]), 1)
+    site.settle()
+    site.change(Configuration(2, ("b",), ONE, ONE))
+    site.processes["b"].received(EMITTER, Letter(EMITTER, 1, [Event(2, 0, encode_event({"a": 1}), b"")]), 3)
+    site.settle()
+    assert Again(EMITTER) in site.said[EMITTER]
+
+
+def test_a_client_hears_its_new_exit_point_when_the_old_one_has_ended() -> None:
+    client = EngineClient(LIMITS, lambda: 7)
+    client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    old, new, newest = 10, 20, 30
+    client.received([Welcome(7, 1), InForce(7, [1])], 0.0, old)
+
+    def delivery(number: int) -> Delivery:
+        return Delivery(5, number, 0, encode_event({"a": 1}), b"", [1])
+
+    client.received([PathBegin(1, 2), delivery(3)], 0.0, new)
+    client.received([delivery(4), PathEnd(1, 3)], 0.0, new)
+    client.received([PathBegin(1, 3), delivery(5)], 0.0, newest)
+    client.received([delivery(1)], 0.0, old)
+    assert _arrived(client) == [1]
+    client.received([delivery(2), PathEnd(1, 2)], 0.0, old)
+    assert _arrived(client) == [1, 2, 3, 4, 5]
+    assert client.paths_held == 2
+    client.received([PathBegin(1, 4), delivery(7)], 0.0, old)
+    client.missed("a hole", 0.0)  # the end may have been lost
+    assert [type(effect) for effect in client.effects[-2:]] == [Missed, Arrived]
+    client.received([PathBegin(1, 5), delivery(8)], 0.0, new)
+    client.received([Welcome(7, 2), InForce(7, [1]), delivery(8)], 0.0, new)
+    assert _arrived(client) == [1, 2, 3, 4, 5, 7, 8]
+    assert [effect.reason for effect in client.effects if isinstance(effect, Missed)] == [
+        "a hole",
+        "an exit point has died before its path had ended",
+    ]
+
+
+def test_what_waits_for_the_end_of_a_path_has_a_bound() -> None:
+    client = EngineClient(structs_replace(LIMITS, inbox_messages_max=16), lambda: 7)
+    client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [1])], 0.0, 10)
+    client.received([PathBegin(1, 2)], 0.0, 20)
+    for number in range(1, 40):
+        client.received([Delivery(5, number, 0, encode_event({"a": 1}), b"", [1])], 0.0, 20)
+    assert _arrived(client) == [*range(1, 40)]
+    assert sum(isinstance(effect, Missed) for effect in client.effects) == 1
+
+
+def _arrived(client: EngineClient) -> list[int]:
+    return [effect.delivery.number for effect in client.effects if isinstance(effect, Arrived)]
 
 
 def test_a_client_with_very_many_filters_is_told_all_that_match() -> None:
     """They do not fit into one letter together with the largest event."""
-    from shoal.engine.client import Arrived, EngineClient
-
     client = EngineClient(LIMITS, lambda: 7)
     client.add([_wire(parse("a = 1"))] * 10_000)
     client.hello(0.0)
-    engine = Engine(1, 0, LIMITS, 0.0)
+    engine = LoneEngine(1, 0, LIMITS, 0.0)
     engine.lease_until = 1e9
     engine.turn(0.0)
     engine.serve()
 
     def exchange() -> None:
-        from shoal.engine.messages import decode_letter
-
         for letter in client.take_letters(0.0):
             engine.received(READER, decode_letter(letter))
         for _ in range(400):
@@ -251,96 +440,141 @@ def test_a_client_with_very_many_filters_is_told_all_that_match() -> None:
 
 
 def director(*others: str, wanted: Wanted | None = None) -> Director:
-    found = Director("a", 5, LIMITS)
+    found = Director("a", 5, 0, LIMITS)
     found.wanted = wanted or Wanted()
-    for name in others:
+    for name in ("a", *others):
         found.heard(Status(name), 0.0)
     return found
+
+
+def shows(found: Director, now: float, *names: str, joined: int = 1, ready: int = 1, **more: Any) -> None:
+    """These processes show themselves."""
+    for name in names:
+        found.heard(Status(name, 5, joined, ready, **more), now)
 
 
 def serving(*others: str) -> Director:
     found = director(*others)
     found.begin(0.0)
+    shows(found, 0.0, "a", roll_over=True)
     assert found.started(0.0)
+    assert found.roll_is_over()
+    found.serve()
     return found
 
 
 def test_the_first_configuration_uses_the_processes_that_are_there() -> None:
     assert director("b", wanted=Wanted(3, 2)).begin(0.1).text == "1-2-2"
+    assert director("b", wanted=Wanted(3, 2, (), 2)).begin(0.1).text == "2-2-2"
     assert director("b", "c", wanted=Wanted(2, 1, ("a",))).begin(0.1).matchers == ("b", "c")
+    assert director("b", "c", wanted=Wanted(1, 1, ("a",))).begin(0.1).access_points == ("b",)
     assert director("b", wanted=Wanted(3)).begin(LIMITS.engine_member_silent_s).text == "1-1-1"
 
 
 def test_an_instance_waits_for_its_processes_but_not_for_ever() -> None:
     found = director("b", wanted=Wanted(2))
     found.begin(0.0)
+    shows(found, 0.0, "a")
     assert not found.started(1.0)
     found.heard(Status("b", 4, 1), 1.0)  # another instance
     assert not found.started(1.0)
     with pytest.raises(InstanceEndsError, match="b did not join"):
         found.started(LIMITS.engine_join_s_max)
-    found.heard(Status("b", 5, 1), 1.0)
+    shows(found, 1.0, "b")
     assert found.started(1.0)
+    assert found.orders().stage == Stage.ROLL
+    assert not found.roll_is_over()
 
 
 def test_a_change_goes_through_its_phases() -> None:
     found = serving("b")
     found.wanted = Wanted(2)
-    assert found.step(1, False, 0.1) is None
-    assert found.phase is Phase.JOINING
-    assert found.step(1, False, 0.1) is None
-    found.heard(Status("b", 5, 2, 1), 0.2)
-    following = Configuration(2, ("a", "b"), ("a",))
-    assert found.step(1, False, 0.2) == (Step.PREPARE, following)
-    assert found.step(2, False, 0.3) is None  # b is not ready
-    found.heard(Status("b", 5, 2, 2), 0.3)
-    assert found.step(1, False, 0.3) is None  # a is not ready
-    assert found.step(2, False, 0.4) == (Step.SWITCH, following)
-    assert found.step(2, False, 0.5) is None
+    found.step(0.1)
+    following = Configuration(2, ONE, ("a", "b"), ONE)
+    assert (found.phase, found.following, found.orders().step) == (Phase.JOINING, following, None)
+    shows(found, 0.2, "b", joined=2)
+    found.step(0.2)
+    assert found.phase is Phase.JOINING, "a has not joined"
+    shows(found, 0.2, "a", joined=2)
+    found.step(0.2)
+    assert found.orders().step == Step.PREPARE
+    shows(found, 0.3, "a", joined=2, ready=2, prepared=2)
+    found.step(0.3)
+    assert found.orders().step == Step.PREPARE, "b is not ready"
+    shows(found, 0.4, "b", joined=2, ready=2)
+    shows(found, 0.4, "a", joined=2, ready=2)
+    found.step(0.4)
+    assert found.orders().step == Step.PREPARE, "a has not marked PREPARE"
+    shows(found, 0.5, "a", joined=2, ready=2, prepared=2)
+    found.step(0.5)
+    assert found.orders().step == Step.SWITCH
+    found.step(0.5)
     assert found.configuration.text == "1-1-1"
-    assert found.step(2, True, 0.6) is None
+    shows(found, 0.6, "a", joined=2, ready=2, prepared=2, drained=2)
+    found.step(0.6)
     assert (found.configuration, found.phase, found.changes) == (following, Phase.IDLE, 1)
     assert found.last_change_s == pytest.approx(0.5)
+
+
+def test_several_layers_change_at_once() -> None:
+    found = serving("b", "c")
+    found.wanted = Wanted(2, 2, ("a",), 1)
+    found.step(0.1)
+    assert found.following == Configuration(2, ("b",), ("b", "c"), ("b", "c"))
 
 
 def test_a_new_process_that_dies_before_the_switch_ends_the_change_only() -> None:
     found = serving("b")
     found.wanted = Wanted(2)
-    found.step(1, False, 0.1)
-    found.heard(Status("b", 5, 2, 1), 0.2)
-    found.step(1, False, 0.2)
+    found.step(0.1)
+    shows(found, 0.2, "a", "b", joined=2)
+    found.step(0.2)
     silent = 0.2 + LIMITS.engine_member_silent_s
-    mark = found.step(2, False, silent)
-    assert mark == (Step.GIVE_UP, Configuration(2, ("a",), ("a",)))
+    shows(found, silent, "a", joined=2)
+    found.step(silent)
+    assert found.phase is Phase.PREPARING, "a has not marked PREPARE: it could not mark that it is given up"
+    shows(found, silent, "a", joined=2, prepared=2)
+    found.step(silent)
+    assert (found.phase, found.following, found.configuration) == (Phase.IDLE, None, Configuration(2, ONE, ONE, ONE))
     assert found.given_up == {"is silent": 1}
-    found.heard(Status("b"), silent)
-    assert found.step(2, True, silent + RETRY_S / 2) is None
+    shows(found, silent, "a", "b")
+    found.step(silent + RETRY_S / 2)
     assert found.phase is Phase.IDLE
-    found.heard(Status("b"), silent + RETRY_S)
-    found.step(2, True, silent + RETRY_S)
-    assert found.following == Configuration(3, ("a", "b"), ("a",))
+    shows(found, silent + RETRY_S, "a", "b")
+    found.step(silent + RETRY_S)
+    assert found.following == single(3, "a", "b")
 
 
 @pytest.mark.parametrize("status", [None, Status("b", 5, 2, 2, failed="disk"), Status("b", 6)])
 def test_a_process_in_force_that_dies_ends_the_instance(status: Status | None) -> None:
     found = serving("b")
     found.wanted = Wanted(2)
-    found.step(1, False, 0.1)
-    found.heard(Status("b", 5, 2, 2), 0.2)
-    for ready, drained in ((1, False), (2, False), (2, True)):
-        found.step(ready, drained, 0.2)
+    found.step(0.1)
+    shows(found, 0.2, "a", "b", joined=2, ready=2, prepared=2, drained=2)
+    for _ in range(3):
+        found.step(0.2)
     assert found.configuration.text == "1-2-1"
     if status is not None:
         found.heard(status, 1.0)
+    silent = 0.2 + LIMITS.engine_member_silent_s
+    shows(found, silent, "a")
     with pytest.raises(InstanceEndsError, match=r"^b "):
-        found.step(2, True, 0.2 + LIMITS.engine_member_silent_s)
+        found.step(silent)
 
 
 def test_a_change_that_takes_too_long_is_given_up() -> None:
     found = serving("b")
     found.wanted = Wanted(2)
-    found.step(1, False, 0.0)
+    found.step(0.0)
     late = LIMITS.engine_change_s_max
-    found.heard(Status("b"), late)
-    assert found.step(1, False, late) is None
+    shows(found, late, "a", "b")
+    found.step(late)
     assert found.given_up == {"took too long": 1}
+
+
+def test_each_process_is_told_how_long_the_lease_lasts_by_its_own_clock() -> None:
+    found = serving("b")
+    found.heard(Status("b", stamp=500.0), 3.0)
+    found.lease_until = 3.7
+    stamp, seconds = found.orders().leases["b"]
+    assert (stamp, seconds) == (500.0, pytest.approx(0.7))

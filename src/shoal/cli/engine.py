@@ -23,7 +23,7 @@ from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.config import Settings
 from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
-from shoal.engine.messages import MAIN
+from shoal.engine.messages import LANES, MAIN
 from shoal.errors import ConfigError, EngineUnavailableError
 from shoal.extras import require
 from shoal.runtime import PRODUCTION
@@ -69,12 +69,11 @@ def register(subparsers: Subparsers) -> None:
         commands,
         "scale",
         run_scale,
-        "change the number of matchers and exit points",
-        description="Change the number of matchers and exit points while the engine runs, and wait until it is done. "
-        "Each operator of a layer is in another process; a cluster of `shoal up` starts them, elsewhere run "
-        "`shoal engine run` often enough first. Events and filters go on meanwhile; when the number of exit points "
-        "changes, deliveries pause for about a second.",
-        example="shoal engine scale 1-3-1\nshoal engine scale 1-2-1 --without engine-4711-9f1c2a33",
+        "change the number of access points, matchers and exit points",
+        description="Change the number of access points, matchers and exit points while the engine runs, any of them "
+        "at once, and wait until it is done. Each operator of a layer is in another process; a cluster of `shoal up` "
+        "starts them, elsewhere run `shoal engine run` often enough first. Events and filters go on meanwhile.",
+        example="shoal engine scale 1-3-1\nshoal engine scale 2-2-2 --without engine-4711-9f1c2a33",
     )
     add_url(scale)
     scale.add_argument("configuration", help="access points, matchers and exit points: 1-3-1")
@@ -152,7 +151,8 @@ def _text(report: EngineReport) -> str:
         f"{report.events} events matched, {report.deliveries} deliveries",
     ]
     for member in report.members:
-        roles = ["access point"] if member.name == report.head else []
+        roles = ["head"] if member.name == report.head else []
+        roles += ["access point"] if member.name in report.access_points else []
         roles += [f"matcher of {member.filters} filters"] if member.name in report.matchers else []
         roles += ["exit point"] if member.name in report.exits else []
         lines.append(f"  {member.name}: {', '.join(roles) or 'stands by'}, {member.cpu_s:.1f} s of CPU")
@@ -166,35 +166,39 @@ def run_scale(args: argparse.Namespace) -> int:
 
 
 async def _scale(args: argparse.Namespace) -> int:
-    matchers, exits = _layers(args.configuration)
+    layers = _layers(args.configuration)
+    most = max(layers)
     url = cluster_url(args.url, args.settings, role="admin")
     began = time.monotonic()
     async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
         report = await read_report(coordinator, MAIN)
         if report is None:
             raise EngineUnavailableError("no engine serves", do="run `shoal up --engine`, or `shoal engine run`")
-        local = await _start_missing(args, report, max(matchers, exits))
+        local = await _start_missing(args, report, most)
         deadline = began + args.timeout
-        wants = max(matchers, exits) + len(args.without)
+        wants = most + len(args.without)
         while local and len(report.members) < wants and time.monotonic() < deadline:
             await asyncio.sleep(POLL_S)
             report = await read_report(coordinator, MAIN) or report
-        _check_members(report, max(matchers, exits), args.without)
-        wanted = Wanted(matchers, exits, tuple(args.without))
+        _check_members(report, most, args.without)
+        points, matchers, exits = layers
+        wanted = Wanted(matchers, exits, tuple(args.without), points)
         await coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
         while True:
             await asyncio.sleep(POLL_S)
             now = await read_report(coordinator, MAIN)
             if now is not None:
                 report = now
-                done = now.configuration == args.configuration and not set(args.without) & {*now.matchers, *now.exits}
+                used = {*now.access_points, *now.matchers, *now.exits}
+                done = now.configuration == args.configuration and not set(args.without) & used
                 if done and now.phase == "idle":
                     break
             if time.monotonic() - began > args.timeout:
                 done = False
                 break
     facts = {"configuration": report.configuration, "wanted": args.configuration, "done": done}
-    facts |= {"matchers": report.matchers, "exits": report.exits, "given_up": report.given_up}
+    facts |= {"access_points": report.access_points, "matchers": report.matchers, "exits": report.exits}
+    facts |= {"given_up": report.given_up}
     facts |= {"last_change_s": round(report.last_change_s, 3), "seconds": round(time.monotonic() - began, 3)}
     text = f"configuration {report.configuration}, the change took {report.last_change_s:.2f} s"
     if not done:
@@ -203,8 +207,8 @@ async def _scale(args: argparse.Namespace) -> int:
     return 0 if done else 1
 
 
-def _layers(text: str) -> tuple[int, int]:
-    """Matchers and exit points of a configuration such as `1-3-1`."""
+def _layers(text: str) -> tuple[int, int, int]:
+    """Access points, matchers and exit points of a configuration such as `1-3-1`."""
     parts = text.split("-")
     if len(parts) != 3 or not all(part.isdecimal() and 1 <= int(part) <= OPERATORS_MAX for part in parts):
         raise ConfigError(
@@ -212,9 +216,9 @@ def _layers(text: str) -> tuple[int, int]:
             do=f"give the numbers of access points, matchers and exit points, each 1 to {OPERATORS_MAX}: 1-3-1",
         )
     points, matchers, exits = map(int, parts)
-    if points != 1:
-        raise ConfigError("an engine has one access point", do=f"ask for 1-{matchers}-{exits}")
-    return matchers, exits
+    if points > LANES:
+        raise ConfigError(f"{points} access points are too many: clients have {LANES} lanes", do=f"give 1 to {LANES}")
+    return points, matchers, exits
 
 
 async def _start_missing(args: argparse.Namespace, report: EngineReport, count: int) -> bool:

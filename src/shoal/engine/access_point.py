@@ -2,8 +2,8 @@
 
 Owns who is present in its lanes and which events are in flight. It keeps no filters and looks at no attributes. An
 event is taken into the engine when its number is the next of its emitter, and stays in flight until every delivery of
-it is confirmed; then its emitter may forget it. All that it tells matchers, exit points and clients goes into its *fan*,
-one sequence of numbered batches.
+it is confirmed; then its emitter may forget it. All that it tells matchers, exit points and clients goes into its
+*fan*, one sequence of numbered batches.
 
     conversation   Open -> presenting -> Ready -> present -> Close, or silence for `engine_client_grace_s` -> gone
 

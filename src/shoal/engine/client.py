@@ -49,7 +49,9 @@ DEDUPE: Final = rule("dedupe_emitter", "A client delivers the events of an emitt
 PRESENT_ALL: Final = rule("present_all", "A client presents all its filters to a new instance of the engine.")
 SAY_LATE: Final = rule("say_late", "A client that presents its filters too late reports a gap.")
 
-END_FIRST: Final = rule("end_first", "A client waits for the end of the old exit point's path before it hears the new one.")
+END_FIRST: Final = rule(
+    "end_first", "A client waits for the end of the old exit point's path before it hears the new one."
+)
 ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversation does not put a filter in force.")
 
 HELLO_DOUBLINGS_MAX: Final = 3
@@ -307,8 +309,8 @@ class EngineClient:
                 self.received(path.held, now, sender)
 
     def _forget_paths(self) -> None:
-        """Another instance serves: the end of a path may never come. What waits for it was not taken, unless the end was
-        lost on its way, so readers are told."""
+        """Another instance serves, so the end of a path may never come. Events that wait for it were not taken, unless
+        the end was lost on its way: readers are told."""
         paths, self._paths = self._paths, {}
         if any(type(item) is Delivery for path in paths.values() for item in path.held):
             self.effects.append(Missed("an exit point has died before its path had ended"))

@@ -1,4 +1,4 @@
-"""A configuration: which processes run the operators of each layer, and how lanes, filters and clients are divided over them.
+"""A configuration: which processes run the operators of each layer, and how these share lanes, filters and clients.
 
 Owns the division. It depends on names only, so all processes compute the same one, and a filter changes its matcher
 only if that matcher comes or goes. Equal filters have one matcher.

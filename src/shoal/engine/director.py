@@ -159,8 +159,8 @@ class Director:
         self.phase = Phase.IDLE
 
     def step(self, now: float) -> None:
-        """Looks at the processes, and does the next step of a change. Raises InstanceEndsError if the instance cannot go
-        on."""
+        """Looks at the processes, and does the next step of a change. Raises InstanceEndsError if the instance must
+        end."""
         for name in sorted(self.configuration.members):
             why = self._trouble(name, now)
             if why:

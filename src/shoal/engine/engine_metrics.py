@@ -13,7 +13,9 @@ from shoal.engine.links import Status
 from shoal.metrics import gauge
 
 _GAUGES: Final = {
-    "instance": gauge("shoal_engine_instance", "number of the instance in which this process runs operators; 0: it stands by"),
+    "instance": gauge(
+        "shoal_engine_instance", "number of the instance in which this process runs operators; 0: it stands by"
+    ),
     "clients": gauge("shoal_engine_clients", "clients of the access point in this process"),
     "filters": gauge("shoal_engine_filters", "filters of the matcher in this process"),
     "in_flight": gauge("shoal_engine_in_flight_events", "events that were taken in and are not delivered everywhere"),

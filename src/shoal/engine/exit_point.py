@@ -4,8 +4,8 @@ Owns the outgoing letters of its clients. A batch is complete when every matcher
 batches go out in the order in which they were heard. All that waits for a client goes in one letter. A batch is settled
 when servers have confirmed every letter that carries a part of it, or of one before it.
 
-At the mark SWITCH clients may get another exit point. Access points name them before the mark; at the mark, the old exit
-point ends its path to them (PathEnd), and the new one begins its own (PathBegin).
+At the mark SWITCH clients may get another exit point. Access points name them before the mark; at the mark, the old
+exit point ends its path to them (PathEnd), and the new one begins its own (PathBegin).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The operators of one process in one instance of an engine: an access point, a matcher, an exit point, or some of them.
+"""The operators of one process in one instance of an engine: an access point, a matcher, an exit point, or some.
 
-Owns how they are linked: inside a process by function calls, between processes by messages. Without I/O: the shell gives
-it what has come, posts its letters, and says which of them servers have confirmed.
+Owns how they are linked: inside a process by function calls, between processes by messages. Without I/O: the shell
+gives it what has come, posts its letters, and says which of them servers have confirmed.
 
 Each access point has a fan of its own, and the fans reach each process at different times. A step of a change is marked
 in all of them. A process that has heard a mark in one fan does not go on with it before it has heard the mark in the
@@ -18,7 +18,6 @@ from collections import deque
 from typing import Final
 
 from shoal.engine.access_point import AccessPoint
-from shoal.engine.configuration import Configuration
 from shoal.engine.exit_point import ExitPoint, Post
 from shoal.engine.links import TURN_MAX, Batch, Handover, Mark, Orders, Part, Settled, Stage, Status, Step, ToMember
 from shoal.engine.matcher import Matcher
@@ -27,7 +26,9 @@ from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
 LEASE_CHECKED: Final = rule("lease_checked", "An instance acts on what it has received only while it holds its lease.")
-MARKS_ALIGNED: Final = rule("marks_aligned", "A process goes on after a mark when it has heard it from all access points.")
+MARKS_ALIGNED: Final = rule(
+    "marks_aligned", "A process goes on after a mark when it has heard it from all access points."
+)
 
 
 class _Fan:
@@ -226,7 +227,9 @@ class Operators:
         sources = set(self._configuration.access_points)
         if mark.step == Step.SWITCH:
             sources.update(mark.configuration.access_points)
-        stopped = {name: fan for name in sorted(sources) if (fan := self._fans.get(name)) is not None and fan.mark == mark}
+        stopped = {
+            name: fan for name in sorted(sources) if (fan := self._fans.get(name)) is not None and fan.mark == mark
+        }
         if len(stopped) < len(sources) and MARKS_ALIGNED in self._rules:
             return
         if mark.step != Step.PREPARE:

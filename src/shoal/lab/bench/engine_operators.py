@@ -13,8 +13,10 @@ from typing import Any, Final
 import msgspec
 
 from shoal.engine.client import EngineClient
-from shoal.engine.engine import Engine
+from shoal.engine.configuration import Configuration
+from shoal.engine.links import Orders, Stage
 from shoal.engine.messages import decode_letter, decode_replies
+from shoal.engine.operators import Operators
 from shoal.filters.events import encode_event
 from shoal.filters.language import parse
 from shoal.lab.air_quality import AirQuality, attributes
@@ -54,7 +56,8 @@ def operator_costs(filters: int, events: int) -> dict[str, float]:
     """CPU in us of each operator for an event, with this number of filters at one reader."""
     limits = DEFAULT_LIMITS
     city = AirQuality(filters)
-    engine = Engine(1, 0, limits, 0.0)
+    layers = Configuration(1, ("a",), ("a",), ("a",))
+    engine = Operators("a", Orders(1, "a", 0, layers, stage=Stage.ROLL), limits, 0.0)
     engine.lease_until = float("inf")
     emitter, reader = (EngineClient(limits, itertools.count(one).__next__) for one in (EMITTER, READER))
     encode = msgspec.msgpack.Encoder().encode
@@ -63,28 +66,29 @@ def operator_costs(filters: int, events: int) -> dict[str, float]:
         client.hello(0.0)
     _talk(engine, emitter, reader)
     _talk(engine, emitter, reader, at=limits.engine_roll_s_max)
-    engine.serve()
+    engine.arrange(Orders(1, "a", 0, layers, stage=Stage.SERVE), limits.engine_roll_s_max)
+    _talk(engine, emitter, reader, at=limits.engine_roll_s_max)
     _emit(engine, emitter, reader, city, range(TOGETHER))  # compiles or loads kernels
     clocks = {name: _Clock() for name in _TIMED}
     for name, calls in _TIMED.items():
-        operator = engine.access_point if name == "access_point" else getattr(engine.operators, name)
+        operator = getattr(engine, name)
         for call in calls:
             setattr(operator, call, clocks[name].around(getattr(operator, call)))
     for at in range(0, events, TOGETHER):
         _emit(engine, emitter, reader, city, range(at, min(at + TOGETHER, events)))
-    deliveries = engine.status().deliveries
+    deliveries = engine.status(1, 0.0, 0.0).deliveries
     if deliveries < events:
         raise RuntimeError(f"{deliveries} deliveries of {events} events")
     return {name: clock.used_ns / 1000 / events for name, clock in clocks.items()}
 
 
-def _emit(engine: Engine, emitter: EngineClient, reader: EngineClient, city: AirQuality, numbers: range) -> None:
+def _emit(engine: Operators, emitter: EngineClient, reader: EngineClient, city: AirQuality, numbers: range) -> None:
     for number in numbers:
         emitter.emit(encode_event(attributes(city.reading(number)), DEFAULT_LIMITS), bytes(64), 0)
     _talk(engine, emitter, reader)
 
 
-def _talk(engine: Engine, emitter: EngineClient, reader: EngineClient, at: float = 0.0) -> None:
+def _talk(engine: Operators, emitter: EngineClient, reader: EngineClient, at: float = 0.0) -> None:
     """Letters go to and fro until there are no more."""
     clients = {EMITTER: emitter, READER: reader}
     while True:
