@@ -83,7 +83,7 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert "is not a JSON object" in said
 
 
-async def test_the_number_of_matchers_changes_while_events_flow(
+async def test_every_layer_changes_while_events_flow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state"
@@ -92,7 +92,7 @@ async def test_the_number_of_matchers_changes_while_events_flow(
         async with bus.match() as events:
             await events.add_many({f"filter {number}": f"a = {number}" for number in range(60)})
             emitting = asyncio.create_task(_emit_until_cancelled(bus))
-            for text in ("1-3-1", "1-1-1", "1-2-2"):
+            for text in ("1-3-1", "2-1-1", "1-1-2", "2-2-2", "1-2-2"):
                 status, facts = await run_json_command(capsys, "engine", "scale", text, *where)
                 assert (status, facts["configuration"], facts["done"]) == (0, text, True)
             status, facts = await run_json_command(capsys, "engine", "scale", "1-2-2", *where)
@@ -106,7 +106,7 @@ async def test_the_number_of_matchers_changes_while_events_flow(
         status, text, _ = await run_command(capsys, "engine", "status", *where[:2])
         assert (status, "configuration 1-2-2" in text, "access point" in text) == (0, True, True)
         for words, said in (
-            (("3-1-1",), "one access point"),
+            (("17-1-1",), "16 lanes"),
             (("1-1",), "not a configuration"),
             (("1-0-1",), "not a configuration"),
             (("1-2-1", "--without", "nobody"), "no process 'nobody'"),
