@@ -18,7 +18,7 @@ import msgspec
 from shoal.bus.client import Bus
 from shoal.bus.event_reader import Matching
 from shoal.engine.configuration import Configuration
-from shoal.engine.director import Director, Wanted
+from shoal.engine.director import Director, Phase, Wanted
 from shoal.engine.engine_report import encode_wanted, wanted_key
 from shoal.engine.shell import EngineShell
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
@@ -63,8 +63,12 @@ SECOND_ACCESS_POINT: Final = 0.4
 WITHOUT: Final = 0.3
 """The share of wishes that leave a process out."""
 HEAD_HIT: Final = 0.5
-LOOK_S: Final = 0.1
+LOOK_S: Final = 0.02
 """How often the engines are looked at, to count what they do."""
+SLOW_EXIT: Final = 0.4
+SLOW_EXIT_S: Final = ((0.05, 0.6), (0.8, 2.0))
+"""How often an exit point sleeps while a change is prepared, and for how long: it goes on with the change, or it is
+silent for so long that the instance ends."""
 SETTLE_S: Final = 4.0
 """How long an event that was taken may take to a reader that lives."""
 
@@ -96,6 +100,7 @@ CORNERS: Final = {
     "access point removed": "access point removed",
     "several layers change at once": "several layers",
     "client held a new path until the old one ended": "path held",
+    "exit point sleeps while a change is prepared": "exit point slept in a change",
     "member crash": "member crash",
     "member slept": "member slept",
     "filter added during a change": "added during a change",
@@ -275,6 +280,7 @@ class EngineRun(ChannelScenario):
         self._choked: dict[tuple[str, int], int] = {}
         self._configurations: dict[int, Configuration] = {}
         self._given_up: Counter[int] = Counter()
+        self._prepared: set[tuple[int, int]] = set()
         """By instance: the last configuration, and the number of changes that were given up."""
         self.events_max = 3
         super().__init__(seed, rules, trace)
@@ -365,9 +371,22 @@ class EngineRun(ChannelScenario):
             self.exercised[f"{layer} added"] += bool(set(new) - set(old))
             self.exercised[f"{layer} removed"] += bool(set(old) - set(new))
         self.exercised["several layers"] += sum(old != new for _, old, new in layers) > 1
+        if director.phase is Phase.PREPARING and director.following is not None:
+            place = (instance, director.following.number)
+            if place not in self._prepared:
+                self._prepared.add(place)
+                self._slow_down(after.exits, director.following.exits)
         given_up = sum(director.given_up.values())
         self.exercised["change given up"] += given_up - self._given_up[instance]
         self._configurations[instance], self._given_up[instance] = after, given_up
+
+    def _slow_down(self, before: tuple[str, ...], after: tuple[str, ...]) -> None:
+        """Lets an exit point sleep, one that leaves if there is one: what it has to say is late."""
+        rng = self.world.rng("slow exit")
+        names = sorted(set(before) - set(after)) or sorted(before)
+        if rng.random() < SLOW_EXIT and not self.network.options.peaceful:
+            self.exercised["exit point slept in a change"] += 1
+            self.faults.pause(self.network.nodes[rng.choice(names).rpartition("-")[0]], rng.choice(SLOW_EXIT_S))
 
     @property
     def changing(self) -> bool:
