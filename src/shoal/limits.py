@@ -416,7 +416,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Filters that a matcher looks at in one turn, when it gives some to other matchers."""
 
     engine_change_s_max: float = 60.0
-    """How long a change of the number of matchers may take before it is given up."""
+    """How long a change of the configuration may take before it is given up."""
 
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""

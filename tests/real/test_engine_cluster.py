@@ -83,9 +83,7 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         assert "is not a JSON object" in said
 
 
-async def test_every_layer_changes_while_events_flow(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = tmp_path / "state"
     where = ("--state-dir", str(state), "--timeout", str(WAIT_S))
     async with LocalCluster(1, state, engine=True) as cluster, shoal.connect(cluster.url) as bus:

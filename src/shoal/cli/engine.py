@@ -161,7 +161,7 @@ def _text(report: EngineReport) -> str:
 
 
 def run_scale(args: argparse.Namespace) -> int:
-    """Change the number of matchers and exit points."""
+    """Change the numbers of operators."""
     return asyncio.run(_scale(args))
 
 

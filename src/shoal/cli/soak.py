@@ -135,7 +135,7 @@ def register(subparsers: Subparsers) -> None:
         parser.add_argument(f"--{name}", type=int, metavar="N", help=f"engine: {what} (default {default})")
     parser.add_argument("--kill", action="store_true", help="engine: kill processes of the engine in turn")
     parser.add_argument(
-        "--scale", type=int, metavar="N", help="engine: change the number of matchers N times (default 0)"
+        "--scale", type=int, metavar="N", help="engine: change the numbers of operators N times (default 0)"
     )
     parser.add_argument(
         "--attack", action="append", metavar="NAME", help="hostile: run only this attack; may be repeated (default all)"
@@ -492,7 +492,7 @@ def _engine_rows(facts: dict[str, Any]) -> dict[str, str]:
         "owed": f"{facts['owed']:,} pairs of event and filter; {facts['missed']} missing and reported",
         "unmatched": f"{facts['unmatched']}",
         "false alarms": f"{facts['false_alarms']}",
-        "changes": f"{facts['scalings']} of the number of matchers, {facts['given_up']} given up; "
+        "changes": f"{facts['scalings']} of the configuration, {facts['given_up']} given up; "
         f"longest {facts['scaling_seconds_max']} s",
         "recovered": "no kills" if recovered is None else f"after {recovered} s at most, {facts['kills']} kills",
     }

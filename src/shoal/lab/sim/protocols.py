@@ -57,7 +57,9 @@ PROTOCOLS: Final = {
             balancer_corners.BREAKS,
             ("move",),
         ),
-        Protocol("engine", partial(_run, engine.run_seed), engine.CORNERS, engine.BREAKS, ("take-over",)),
+        Protocol(
+            "engine", partial(_provoke, engine.run_seed, engine.VARIANTS), engine.CORNERS, engine.BREAKS, ("take-over",)
+        ),
         Protocol(
             "queue", partial(_provoke, queue.run_seed, queue.VARIANTS), queue.CORNERS, queue.BREAKS, ("move ended",)
         ),

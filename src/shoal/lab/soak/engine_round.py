@@ -1,11 +1,11 @@
-"""A soak of the engine: emitters and readers in processes of their own, while the engine's processes are killed and the
-number of its matchers changes.
+"""A soak of the engine: emitters and readers in processes of their own, while the engine's processes are killed and its
+configuration changes.
 
 Owns the order of a round, the schedule of kills and changes, and the facts:
 
     prepare   the filters of all readers come into force
-    load      emitters emit, a few filters come and go, processes of the engine are killed and come back, matchers are
-              added and removed
+    load      emitters emit, a few filters come and go, processes of the engine are killed and come back, operators of
+              all layers come and go
     quiet     every event is taken, and what was sent arrives
     verdict   the logs of all clients are judged (`engine_checker`)
 """
@@ -45,11 +45,11 @@ SERVERS: Final = 2
 ENGINES: Final = 2
 """Processes of the engine: one serves, one stands by."""
 SCALED_ENGINES: Final = 4
-"""The same, if the number of matchers changes: one more than there are matchers."""
-MATCHERS: Final = (3, 1, 2, 3, 2, 1)
-"""The numbers of matchers that are wanted, one after the other."""
+"""The same, if the configuration changes: one more than there are matchers."""
+CONFIGURATIONS: Final = ((1, 3, 1), (1, 1, 1), (2, 2, 1), (1, 2, 2), (2, 3, 2), (1, 1, 1))
+"""The numbers of access points, matchers and exit points that are wanted, one after the other."""
 CHANGE_S_MAX: Final = 30.0
-"""How long a change of the number of matchers may take, kills included."""
+"""How long a change may take, kills included."""
 CHANGE_PAUSE_S: Final = 0.5
 """Time between two changes."""
 EMITTERS: Final = 2
@@ -74,7 +74,7 @@ REPORT_POLL_S: Final = 0.02
 STILL_S: Final = 1.5
 """Everything has arrived when nothing has come for this long."""
 SERVING, STANDBY = "process with the access point killed", "other process killed"
-ADDED, REMOVED = "matchers added", "matchers removed"
+CHANGED: Final = ("access points changed", "matchers changed", "exit points changed")
 
 
 class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class EngineSoakOptions(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     kill: bool = True
     scale: int = 0
-    """Changes of the number of matchers."""
+    """Changes of the configuration."""
 
     changes_per_s: float = 24.0
     """Filters that come, and filters that go."""
@@ -111,12 +111,13 @@ class EngineOutcome(BaseOutcome):
 
     def __init__(self, options: EngineSoakOptions) -> None:
         kills = [SERVING, STANDBY] if options.kill else []
-        super().__init__("engine", [*kills, *([ADDED, REMOVED] if options.scale else [])])
+        super().__init__("engine", [*kills, *(CHANGED if options.scale else [])])
         self.verdict = EngineVerdict()
         self.given_up: dict[int, dict[str, int]] = {}
         """By instance: changes that were given up, with the reason."""
         self.scaling_s: list[float] = []
         """How long each change took that one instance carried out."""
+        self.changes = 0
 
     @property
     def moves(self) -> int:
@@ -158,7 +159,7 @@ class EngineOutcome(BaseOutcome):
             "false_alarms": verdict.false_alarms,
             "recovered_s_max": max(recovered, default=None),
             "recovered_s": recovered,
-            "scalings": self.exercised[ADDED] + self.exercised[REMOVED] if ADDED in self.exercised else 0,
+            "scalings": self.changes,
             "scaling_seconds_max": max(self.scaling_s, default=None),
             "given_up": sum(count for reasons in self.given_up.values() for count in reasons.values()),
             "given_up_because": self._reasons(),
@@ -279,29 +280,32 @@ class EngineRound:
             number, due = number + 1, max(due + KILL_EVERY_S, self._load_s + KILL_PAUSE_S)
 
     async def _scale_all(self) -> None:
-        """Wants now more, now fewer matchers."""
+        """Wants now more, now fewer operators."""
         for number in range(self._options.scale):
-            await self._scale(MATCHERS[number % len(MATCHERS)])
+            await self._scale(*CONFIGURATIONS[number % len(CONFIGURATIONS)])
             await asyncio.sleep(CHANGE_PAUSE_S)
 
-    async def _scale(self, matchers: int) -> None:
-        """Changes the number of matchers, and waits until it is done."""
+    async def _scale(self, points: int, matchers: int, exits: int) -> None:
+        """Changes the numbers of operators, and waits until it is done."""
         before = await self._report()
-        await self._coordinator.put(wanted_key(MAIN), encode_wanted(Wanted(matchers)))
+        wanted = f"{points}-{matchers}-{exits}"
+        await self._coordinator.put(wanted_key(MAIN), encode_wanted(Wanted(matchers, exits, access_points=points)))
         deadline = time.monotonic() + CHANGE_S_MAX
         while True:
             await asyncio.sleep(REPORT_POLL_S)
             report = await self._report()
-            if report is not None and len(report.matchers) == matchers and report.phase == "idle":
+            if report is not None and report.configuration == wanted and report.phase == "idle":
                 break
             if time.monotonic() > deadline:
-                now = "no engine serves" if report is None else f"there are {len(report.matchers)}"
-                self._outcome.problem(f"stuck: {matchers} matchers are wanted, and after {CHANGE_S_MAX:g} s {now}")
+                now = "no engine serves" if report is None else f"there is {report.configuration}"
+                self._outcome.problem(f"stuck: {wanted} is wanted, and after {CHANGE_S_MAX:g} s {now}")
                 return
         if before is not None and before.instance == report.instance:
             self._outcome.scaling_s.append(round(report.last_change_s, 3))
-        more = before is None or matchers > len(before.matchers)
-        self._outcome.exercised[ADDED if more else REMOVED] += 1
+        layers = [] if before is None else [int(count) for count in before.configuration.split("-")]
+        self._outcome.changes += 1
+        for what, old, new in zip(CHANGED, layers, (points, matchers, exits), strict=False):
+            self._outcome.exercised[what] += old != new
 
     async def _report(self) -> EngineReport | None:
         """What the instance that serves has written down; None if none serves."""

@@ -96,7 +96,7 @@ class ScalingRound(EngineRound):
         if cluster is not None:
             for number in (2, 3):
                 await cluster.fleet.start_engine(number)
-        await self._scale(matchers)
+        await self._scale(1, matchers, 1)
         self.changes.append(Change(began, time.monotonic(), matchers, cluster is not None))
 
 

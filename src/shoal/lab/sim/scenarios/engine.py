@@ -25,7 +25,7 @@ from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, S
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
 from shoal.lab.sim.checkers import Verdict
-from shoal.lab.sim.scenario import Outcome
+from shoal.lab.sim.scenario import COMMON, Outcome, Variant
 from shoal.lab.sim.scenarios.app import App
 from shoal.lab.sim.scenarios.cluster import ChannelScenario
 from shoal.lab.sim.scenarios.shape import Shape
@@ -44,7 +44,7 @@ BREAKS: Final = (
 ENGINES: Final = 4
 MATCHERS_MAX: Final = 3
 CHANGE_EVERY_S: Final = 0.7
-"""About how often another number of matchers is wanted."""
+"""About how often another configuration is wanted."""
 FILTERS_MAX: Final = 5
 RETRY_S: Final = 0.3
 LIMITS: Final[dict[str, Any]] = {
@@ -65,10 +65,9 @@ WITHOUT: Final = 0.3
 HEAD_HIT: Final = 0.5
 LOOK_S: Final = 0.02
 """How often the engines are looked at, to count what they do."""
-SLOW_EXIT: Final = 0.4
-SLOW_EXIT_S: Final = ((0.05, 0.6), (0.8, 2.0))
-"""How often an exit point sleeps while a change is prepared, and for how long: it goes on with the change, or it is
-silent for so long that the instance ends."""
+SLOW_EXIT_S: Final = ((0.05, 0.6), (0.05, 0.6), (0.8, 2.0))
+"""For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it goes on with the change,
+or it is silent for so long that the instance ends."""
 SETTLE_S: Final = 4.0
 """How long an event that was taken may take to a reader that lives."""
 
@@ -101,6 +100,7 @@ CORNERS: Final = {
     "several layers change at once": "several layers",
     "client held a new path until the old one ended": "path held",
     "exit point sleeps while a change is prepared": "exit point slept in a change",
+    "exit point is cut off from a server meanwhile": "exit point cut off in a change",
     "member crash": "member crash",
     "member slept": "member slept",
     "filter added during a change": "added during a change",
@@ -108,6 +108,15 @@ CORNERS: Final = {
     "event emitted during a change": "emitted during a change",
 }
 """Every corner that a campaign must exercise, and its counter."""
+
+_SWAPS: Final[Variant] = {
+    "slow_exits": 1.0,
+    "swaps": 0.7,
+    "fixed_faults": {"crashes_per_s": 0.0, "pauses_per_s": 0.0, "partitions_per_s": 0.0, "resets_per_s": 0.0},
+}
+VARIANTS: Final[dict[str, Variant]] = {"end_first": _SWAPS, "taken_later": _SWAPS}
+"""The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the old
+ones are late. In the same variant the protocol holds."""
 
 
 @dataclass(slots=True)
@@ -267,8 +276,12 @@ class EngineRun(ChannelScenario):
     """One seed of the scenario."""
 
     calm_s = 3.0
+    slow_exits = 0.4
+    """How often an exit point sleeps or is cut off while a change is prepared."""
+    swaps = 0.2
+    """The share of wishes that take all operators from the processes with exit points."""
 
-    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> None:
+    def __init__(self, seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> None:
         self.events: dict[int, EventRecord] = {}
         self.event_count = 0
         self.filters: list[FilterRecord] = []
@@ -283,7 +296,7 @@ class EngineRun(ChannelScenario):
         self._prepared: set[tuple[int, int]] = set()
         """By instance: the last configuration, and the number of changes that were given up."""
         self.events_max = 3
-        super().__init__(seed, rules, trace)
+        super().__init__(seed, rules, trace, variant)
 
     def make_shape(self, options: FaultOptions) -> Shape:
         """The common shape with small limits of the engine, and without what is particular to channels."""
@@ -316,6 +329,8 @@ class EngineRun(ChannelScenario):
                         points = 2 if random.random() < SECOND_ACCESS_POINT else 1
                         names = sorted(self.process_names)
                         without = (random.choice(names),) if names and random.random() < WITHOUT else ()
+                        if random.random() < self.swaps and self._configurations:
+                            without = self._configurations[max(self._configurations)].exits
                         wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without, points)
                         await coordinator.put(wanted_key("main"), encode_wanted(wanted))
                         await asyncio.sleep(random.expovariate(1 / CHANGE_EVERY_S))
@@ -384,9 +399,15 @@ class EngineRun(ChannelScenario):
         """Lets an exit point sleep, one that leaves if there is one: what it has to say is late."""
         rng = self.world.rng("slow exit")
         names = sorted(set(before) - set(after)) or sorted(before)
-        if rng.random() < SLOW_EXIT and not self.network.options.peaceful:
+        if rng.random() >= self.slow_exits or self.network.options.peaceful:
+            return
+        name = rng.choice(names).rpartition("-")[0]
+        if rng.random() < 0.5:
             self.exercised["exit point slept in a change"] += 1
-            self.faults.pause(self.network.nodes[rng.choice(names).rpartition("-")[0]], rng.choice(SLOW_EXIT_S))
+            self.faults.pause(self.network.nodes[name], rng.choice(SLOW_EXIT_S))
+        else:
+            self.exercised["exit point cut off in a change"] += 1
+            self.faults.partition([name], [rng.choice(self.names)], rng.choice(SLOW_EXIT_S))
 
     @property
     def changing(self) -> bool:
@@ -531,6 +552,6 @@ class EngineRun(ChannelScenario):
                     verdict.violate("false alarm", f"{reader.label} got a gap at t={at:.3f} in a calm world")
 
 
-def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False) -> Outcome:
+def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
     """Runs one seed; the same seed always gives the same outcome."""
-    return EngineRun(seed, rules, trace).execute()
+    return EngineRun(seed, rules, trace, variant).execute()
