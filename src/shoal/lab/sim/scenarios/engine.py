@@ -66,8 +66,8 @@ HEAD_HIT: Final = 0.5
 LOOK_S: Final = 0.02
 """How often the engines are looked at, to count what they do."""
 SLOW_EXIT_S: Final = ((0.05, 0.6), (0.05, 0.6), (0.8, 2.0))
-"""For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it goes on with the change,
-or it is silent for so long that the instance ends."""
+"""For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it goes on with the
+change, or it is silent for so long that the instance ends."""
 SETTLE_S: Final = 4.0
 """How long an event that was taken may take to a reader that lives."""
 
@@ -115,8 +115,8 @@ _SWAPS: Final[Variant] = {
     "fixed_faults": {"crashes_per_s": 0.0, "pauses_per_s": 0.0, "partitions_per_s": 0.0, "resets_per_s": 0.0},
 }
 VARIANTS: Final[dict[str, Variant]] = {"end_first": _SWAPS, "taken_later": _SWAPS}
-"""The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the old
-ones are late. In the same variant the protocol holds."""
+"""The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the
+old ones are late. In the same variant the protocol holds."""
 
 
 @dataclass(slots=True)
@@ -328,7 +328,9 @@ class EngineRun(ChannelScenario):
                         exits = 2 if random.random() < SECOND_EXIT else 1
                         points = 2 if random.random() < SECOND_ACCESS_POINT else 1
                         names = sorted(self.process_names)
-                        without = (random.choice(names),) if names and random.random() < WITHOUT else ()
+                        without: tuple[str, ...] = ()
+                        if names and random.random() < WITHOUT:
+                            without = (random.choice(names),)
                         if random.random() < self.swaps and self._configurations:
                             without = self._configurations[max(self._configurations)].exits
                         wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without, points)
