@@ -53,10 +53,9 @@ LIMITS: Final[dict[str, Any]] = {
     "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
 }  # fmt: skip
 """Small limits, so that they are met."""
-ENGINE_DIES_S: Final = 6.0
 ENGINE_SLEEPS: Final = 0.5
 SLEEP_S: Final = (0.5, 6.0)
-"""About how often the engine that serves dies, or sleeps and wakes up as a zombie."""
+"""The share of troubles in which a process sleeps and wakes up as a zombie instead of dying, and for how long."""
 SECOND_EXIT: Final = 0.4
 SECOND_ACCESS_POINT: Final = 0.4
 """The shares of wishes with a second exit point, and with a second access point."""
@@ -112,7 +111,8 @@ CORNERS: Final = {
 _SWAPS: Final[Variant] = {
     "slow_exits": 1.0,
     "swaps": 0.7,
-    "fixed_faults": {"crashes_per_s": 0.0, "pauses_per_s": 0.0, "partitions_per_s": 0.0, "resets_per_s": 0.0},
+    "engine_trouble_s": 10.0,
+    "fixed_faults": {"crashes_per_s": 0.0, "pauses_per_s": 0.0, "partitions_per_s": 0.0, "resets_per_s": 0.02},
 }
 VARIANTS: Final[dict[str, Variant]] = {"end_first": _SWAPS, "taken_later": _SWAPS}
 """The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the
@@ -278,6 +278,8 @@ class EngineRun(ChannelScenario):
     calm_s = 3.0
     slow_exits = 0.4
     """How often an exit point sleeps or is cut off while a change is prepared."""
+    engine_trouble_s = 3.0
+    """About how often a process of the engine dies or sleeps."""
     swaps = 0.2
     """The share of wishes that take all operators from the processes with exit points."""
 
@@ -427,7 +429,7 @@ class EngineRun(ChannelScenario):
         rng: Random = self.world.rng("engines")
         if not self.faults.active:
             return
-        self.world.after(rng.expovariate(2 / ENGINE_DIES_S), self._trouble)
+        self.world.after(rng.expovariate(1 / self.engine_trouble_s), self._trouble)
         serving = [name for name, shell in self.engines.items() if shell.head is not None]
         helping = [name for name, shell in self.engines.items() if shell.operators is not None and shell.head is None]
         if serving and (not helping or rng.random() < HEAD_HIT):
