@@ -36,6 +36,8 @@ class Wanted(msgspec.Struct, frozen=True):
     matchers: int = 1
     exits: int = 1
     without: tuple[str, ...] = ()
+    by: str = ""
+    """The request of a plan that wants it. Empty: an operator does, and the planner leaves the numbers alone."""
 
 
 class Phase(enum.Enum):

@@ -15,8 +15,10 @@ from typing import Final, NamedTuple
 
 from shoal.engine.access_point import AccessPoint
 from shoal.engine.configuration import Configuration
+from shoal.engine.event_waits import EventWaits
 from shoal.engine.exit_point import Post
 from shoal.engine.links import TURN_MAX, Batch, Events, Step, ToMember
+from shoal.engine.measures import Meter
 from shoal.engine.messages import Letter, Roll
 from shoal.engine.operators import Operators
 from shoal.limits import Limits
@@ -53,6 +55,7 @@ class Engine:
         rules: Rules = ALL_RULES,
         name: str = "head",
         configuration: Configuration | None = None,
+        meter: Meter | None = None,
     ) -> None:
         """Without a configuration, all operators are in this process."""
         self.instance = instance
@@ -61,7 +64,8 @@ class Engine:
         self._received: list[tuple[int, Letter | None]] = []
         configuration = Configuration(1, (name,), (name,)) if configuration is None else configuration
         self.access_point = AccessPoint(instance, predecessor, configuration.exits, limits, now, rules)
-        self.operators = Operators(name, instance, configuration, limits, rules)
+        self.operators = Operators(name, instance, configuration, limits, rules, meter=meter)
+        self.waits = EventWaits()
         self._has_others = bool(configuration.members - {name})
         """Whether the fan goes to other processes too."""
         self._batches: deque[Batch] = deque()
@@ -84,7 +88,8 @@ class Engine:
         received, self._received = self._received, []
         if now >= self.lease_until and LEASE_CHECKED in self._rules:
             return []
-        access_point, operators = self.access_point, self.operators
+        access_point, operators, meter = self.access_point, self.operators, self.operators.meter
+        began = meter.cpu_s()
         settled = operators.settled()
         if settled:
             access_point.settled(operators.name, settled)
@@ -94,10 +99,21 @@ class Engine:
             else:
                 access_point.received(client, letter, now)
         access_point.tick(now)
-        self._batches += access_point.take_batches()
+        self.waits.settled(access_point.settled_all, now)
+        self._take(list(access_point.take_batches()), now)
+        meter.access_cpu_s += meter.cpu_s() - began
         self._fan_out()
         operators.work()
         return operators.flush()
+
+    def _take(self, batches: list[Batch], now: float) -> None:
+        """What the access point puts into the fan in this turn."""
+        self._batches += batches
+        counts = [len(batch.body.events) for batch in batches if type(batch.body) is Events]
+        if counts:
+            self.operators.meter.batches += len(counts)
+            self.operators.meter.taken += sum(counts)
+            self.waits.taken(batches[-1].number, sum(counts), now)
 
     @property
     def has_backlog(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 from shoal.coordination.interface import Coordinator
 from shoal.engine.director import Wanted
 from shoal.errors import ProtocolError
+from shoal.load.engine_load import EngineLoad
 
 
 class MemberReport(msgspec.Struct, frozen=True):
@@ -44,6 +45,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     exits: list[str] = []
     members: list[MemberReport] = []
     """All processes that live."""
+    load: EngineLoad = EngineLoad()
 
 
 _decoder = msgspec.json.Decoder(EngineReport)

@@ -35,11 +35,14 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
+from shoal.engine.load_meter import LoadMeter, Reading
+from shoal.engine.measures import Meter
 from shoal.engine.member_shell import STATUS_EVERY_S, forget
 from shoal.engine.messages import LANES, call_channel, decode_letter, lane_channel
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ConnectError, CoordinatorError, ProtocolError
 from shoal.limits import Limits
+from shoal.load.engine_load import EngineLoad
 from shoal.logs import get_log
 from shoal.message import Gap, Message
 from shoal.rules import ALL_RULES, Rules
@@ -76,6 +79,7 @@ class HeadShell:
         limits: Limits,
         rules: Rules = ALL_RULES,
         cpu_s: Callable[[], float] = time.process_time,
+        meter: Meter | None = None,
     ) -> None:
         """`asked_at` is the time before the lease was asked for."""
         self._engine = engine
@@ -86,6 +90,8 @@ class HeadShell:
         self._limits = limits
         self._rules = rules
         self._cpu_s = cpu_s
+        self._meter = meter or Meter()
+        self._load_meter = LoadMeter()
         self._lease_until = asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
         self.core: Engine | None = None
         self.director = Director(name, lease.token, limits, rules)
@@ -124,10 +130,11 @@ class HeadShell:
             self._hear_members(None)
         configuration = self.director.begin(loop.time())
         core = Engine(
-            *(self._lease.token, predecessor, self._limits, loop.time(), self._rules, self._name, configuration)
+            *(self._lease.token, predecessor, self._limits, loop.time(), self._rules, self._name, configuration),
+            meter=self._meter,
         )
         core.lease_until = self._lease_until
-        self._outbox = Outbox(self._engine, self._wire, core.confirmed, self._awake.set)
+        self._outbox = Outbox(self._engine, self._wire, core.confirmed, self._awake.set, self._meter)
         self.core = core
         group.create_task(self._order())
         async with asyncio.TaskGroup() as lanes:
@@ -230,7 +237,15 @@ class HeadShell:
             matchers=list(layers.matchers),
             exits=list(layers.exits),
             members=members,
+            load=self._measure(core, now),
         )
+
+    def _measure(self, core: Engine, now: float) -> EngineLoad:
+        director = self.director
+        readings = {self._name: Reading(self._cpu_s(), self._meter.read())}
+        readings |= {one.name: Reading(one.cpu_s, one.measures) for one in director.statuses(now)}
+        layers = director.configuration
+        return self._load_meter.measure((director.phase, layers), readings, core.waits.counts, layers.exits, now)
 
     def _rate(self, events: int, now: float) -> float:
         """Events a second since the last report that is at least `REPORT_EVERY_S` older."""
@@ -276,7 +291,8 @@ class HeadShell:
                     await self._awake.wait()
 
     def _turn(self, core: Engine, outbox: Outbox) -> None:
-        now = asyncio.get_running_loop().time
+        now, meter = asyncio.get_running_loop().time, self._meter
+        began, began_cpu = now(), meter.cpu_s()
         if not core.has_backlog:
             self._read_lanes(core)
         self._hear_members(core)
@@ -286,6 +302,8 @@ class HeadShell:
         outbox.fan(fan)
         outbox.links(links)
         outbox.letters(letters)
+        meter.turn_s += now() - began
+        meter.turn_cpu_s += meter.cpu_s() - began_cpu
         if core.operators.failed:
             raise InstanceEndsError(core.operators.failed)
 

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from shoal.engine.configuration import Configuration
+from shoal.engine.measures import Measures
 from shoal.engine.messages import ENGINE_PREFIX, Event, FromEngine
 from shoal.errors import ProtocolError
 
@@ -181,6 +182,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=2):
     """Why it cannot go on with this instance."""
     filters: int = 0
     cpu_s: float = 0.0
+    measures: Measures = Measures()
 
 
 ToHead: TypeAlias = Settled | Status

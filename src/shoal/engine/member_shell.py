@@ -31,6 +31,7 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
+from shoal.engine.measures import Meter
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ProtocolError, ShoalError
@@ -59,7 +60,9 @@ class MemberShell:
         limits: Limits,
         rules: Rules = ALL_RULES,
         cpu_s: Callable[[], float] = time.process_time,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter or Meter()
         self._engine = engine
         self._cpu_s = cpu_s
         self._name = name
@@ -139,9 +142,12 @@ class MemberShell:
     async def _join(self, orders: Orders) -> None:
         self._own = await self._wire.listen(member_channel(self._engine, self._name), self._awake.set)
         self._fan = await self._wire.listen(fan_channel(self._engine), self._awake.set)
-        operators = Operators(self._name, orders.instance, orders.configuration, self._limits, self._rules, orders.next)
+        operators = Operators(
+            *(self._name, orders.instance, orders.configuration, self._limits, self._rules, orders.next, self._meter)
+        )
         self.operators = operators
-        self._outbox = Outbox(self._engine, self._wire, self._confirmation(operators), self._awake.set)
+        confirmed = self._confirmation(operators)
+        self._outbox = Outbox(self._engine, self._wire, confirmed, self._awake.set, self._meter)
         _log.info("process joins the engine", engine=self._engine, instance=orders.instance, name=self._name)
 
     def _confirmation(self, operators: Operators) -> Callable[[int], None]:
@@ -171,11 +177,15 @@ class MemberShell:
             outbox.post()
             return False
         ready = operators.ready
+        meter, now = self._meter, asyncio.get_running_loop().time
+        began, began_cpu = now(), meter.cpu_s()
         self._read(operators)
         operators.work()
         outbox.letters(operators.flush())
         links, operators.links = operators.links, []
         outbox.links(links)
+        meter.turn_s += now() - began
+        meter.turn_cpu_s += meter.cpu_s() - began_cpu
         settled = operators.settled()
         if settled:
             self._settled = settled
@@ -223,7 +233,7 @@ class MemberShell:
     def _post_status(self) -> None:
         operators = self.operators
         if operators is None:
-            status = Status(self._name)
+            status = Status(self._name, cpu_s=self._cpu_s(), measures=self._meter.read())
         else:
             refused = self._outbox.failed if self._outbox is not None else ""
             status = Status(
@@ -235,6 +245,7 @@ class MemberShell:
                 operators.failed or refused,
                 0 if operators.matcher is None else len(operators.matcher),
                 self._cpu_s(),
+                self._meter.read(),
             )
         posted = self._wire.post(head_channel(self._engine), encode(status))
         if posted is not None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from shoal.engine.configuration import Configuration
 from shoal.engine.exit_point import ExitPoint, Post
-from shoal.engine.links import Batch, Part, ToMember
+from shoal.engine.links import Batch, Changes, Events, Part, ToMember
 from shoal.engine.matcher import Matcher
+from shoal.engine.measures import Meter
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules
 
@@ -25,8 +26,10 @@ class Operators:
         limits: Limits,
         rules: Rules = ALL_RULES,
         following: Configuration | None = None,
+        meter: Meter | None = None,
     ) -> None:
         self.name = name
+        self.meter = meter or Meter()
         self.instance = instance
         self._limits = limits
         self._rules = rules
@@ -72,8 +75,18 @@ class Operators:
         if self.exit_point is not None:
             self.exit_point.heard(batch)
         if self.matcher is not None:
+            began = self.meter.cpu_s()
             self.matcher.heard(batch)
             self._route()
+            self._count(batch)
+            self.meter.matching_cpu_s += self.meter.cpu_s() - began
+
+    def _count(self, batch: Batch) -> None:
+        body = batch.body
+        if type(body) is Events:
+            self.meter.matched += len(body.events)
+        elif type(body) is Changes:
+            self.meter.changed += sum(len(change.added) + len(change.removed) for change in body.changes)
 
     def received(self, message: ToMember) -> None:
         """A message of another process, or of the matcher here."""
@@ -90,11 +103,17 @@ class Operators:
 
     def work(self) -> None:
         """Does a slice of the work that takes long, and delivers what is complete."""
+        meter = self.meter
         if self.matcher is not None:
+            began = meter.cpu_s()
             self.matcher.work()
             self._route()
+            meter.matching_cpu_s += meter.cpu_s() - began
         if self.exit_point is not None:
+            began, before = meter.cpu_s(), self.exit_point.deliveries
             self.exit_point.join()
+            meter.delivered += self.exit_point.deliveries - before
+            meter.merging_cpu_s += meter.cpu_s() - began
 
     def _route(self) -> None:
         assert self.matcher is not None
@@ -108,7 +127,12 @@ class Operators:
 
     def flush(self) -> list[Post]:
         """The letters that go now."""
-        return [] if self.exit_point is None else self.exit_point.flush()
+        if self.exit_point is None:
+            return []
+        began = self.meter.cpu_s()
+        posts = self.exit_point.flush()
+        self.meter.merging_cpu_s += self.meter.cpu_s() - began
+        return posts
 
     def settled(self) -> int:
         """The batch up to which everything is delivered; 0 if that is unchanged."""

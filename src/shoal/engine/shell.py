@@ -15,6 +15,7 @@ from shoal.coordination.interface import Coordinator, Lease
 from shoal.engine.engine import EngineStatus
 from shoal.engine.engine_report import lease_name
 from shoal.engine.head_shell import RENEWALS, HeadShell
+from shoal.engine.measures import Meter
 from shoal.engine.member_shell import MemberShell
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Wire
@@ -39,7 +40,9 @@ class EngineShell:
         limits: Limits,
         rules: Rules = ALL_RULES,
         cpu_s: Callable[[], float] = time.process_time,
+        thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`cpu_s` is the CPU of the process, `thread_s` that of the thread in which it runs."""
         self._engine = engine
         self._wire = wire
         self._coordinator = coordinator
@@ -47,10 +50,11 @@ class EngineShell:
         self._limits = limits
         self._rules = rules
         self._cpu_s = cpu_s
+        self._meter = Meter(thread_s)
         self._lease: Lease | None = None
         self._last_token = 0
         self.head: HeadShell | None = None
-        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s)
+        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self._meter)
 
     @property
     def status(self) -> EngineStatus | None:
@@ -98,7 +102,7 @@ class EngineShell:
                 self.member.leads = True
                 head = self.head = HeadShell(
                     *(self._engine, self._name, self._wire, self._coordinator, self._lease, asked_at),
-                    *(self._limits, self._rules, self._cpu_s),
+                    *(self._limits, self._rules, self._cpu_s, self._meter),
                 )
                 try:
                     await head.run()
