@@ -56,7 +56,7 @@ async def test_an_overloaded_matcher_gets_help(
         "engine_lease_s",
         "engine_member_silent_s",
         "engine_join_s_max",
-    ):  # this is about load, not about death
+    ):
         monkeypatch.setenv(f"SHOAL_LIMITS_{limit.upper()}", "20")
     state = tmp_path / "state"
     where = ("--state-dir", str(state))

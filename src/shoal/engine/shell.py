@@ -50,11 +50,11 @@ class EngineShell:
         self._limits = limits
         self._rules = rules
         self._cpu_s = cpu_s
-        self._meter = Meter(thread_s)
+        self.meter = Meter(thread_s)
         self._lease: Lease | None = None
         self._last_token = 0
         self.head: HeadShell | None = None
-        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self._meter)
+        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self.meter)
 
     @property
     def status(self) -> EngineStatus | None:
@@ -102,7 +102,7 @@ class EngineShell:
                 self.member.leads = True
                 head = self.head = HeadShell(
                     *(self._engine, self._name, self._wire, self._coordinator, self._lease, asked_at),
-                    *(self._limits, self._rules, self._cpu_s, self._meter),
+                    *(self._limits, self._rules, self._cpu_s, self.meter),
                 )
                 try:
                     await head.run()
