@@ -129,7 +129,7 @@ def test_nothing_changes_at_a_load_that_one_process_carries() -> None:
 def test_an_operator_is_removed_when_the_target_holds_without_it() -> None:
     before = Layers(1, 4, 2)
     advice = advise(MATCHING.entry(before, 500), SETTINGS)
-    assert advice.reason == "the target holds without it"
+    assert advice.reason == "the load needs one operator less"
     assert sum(advice.after) == sum(before) - 1
     assert advice.figures["busy_expected"] <= LOW
     assert settled(MATCHING, 0.0, before)[-1] == ONE
@@ -229,6 +229,9 @@ def test_a_wait_that_no_operator_shortens_adds_none() -> None:
     calm = MATCHING.entry(ONE, 1000)
     slow = msgspec.structs.replace(calm, load=msgspec.structs.replace(calm.load, wait_ms_p99=500.0))
     assert advise(slow, SETTINGS).reason == "no other operator would help"
+    more = MATCHING.entry(Layers(1, 2, 1), 100)
+    slow_more = msgspec.structs.replace(more, load=msgspec.structs.replace(more.load, wait_ms_p99=500.0))
+    assert advise(slow_more, SETTINGS).after == ONE
     assert tuple(model_of(slow).expect(ONE)) == pytest.approx((0.225, 500.0))
 
 

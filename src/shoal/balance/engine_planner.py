@@ -4,8 +4,8 @@ Owns the rules. `advise` is a pure function of an engine's entry and the setting
 
 - It adds operators while a process is busier than `HIGH`, or events wait longer than `engine_latency_ms`, until neither
   is expected: each time the operator that relieves the busiest process most.
-- It removes an operator, one at a time, if less than `LOW` is expected of the processes without it, and a wait well
-  below the target.
+- It removes an operator, one at a time, if less than `LOW` is expected of the processes without it, and either a wait
+  well below the target or one that is longer by less than the price of an operator.
 - It does nothing while the configuration changes, or was measured for too short a time, or was chosen by an operator.
 
 Nothing flaps: what is added is expected to be below `GOAL`, and what is removed leaves less than `LOW`.
@@ -48,7 +48,7 @@ PINNED: Final = "pinned by an operator: `shoal engine scale --auto` releases the
 CHANGING: Final = "the configuration is changing"
 MEASURING: Final = "the load was not measured for long enough yet"
 SETTLING: Final = "the last change was too recent"
-SPARE: Final = "the target holds without it"
+SPARE: Final = "the load needs one operator less"
 NO_PROCESS: Final = "no process is free"
 NO_HELP: Final = "no other operator would help"
 BOTTLENECKS: Final = ("taking events is the bottleneck", "matching is the bottleneck", "merging is the bottleneck")
@@ -92,12 +92,10 @@ def _more(entry: EngineEntry, model: EngineModel, settings: BalanceSettings) -> 
     ideal = _relieved(model, layers, settings, settings.engine_operators_max)
     after = _relieved(model, layers, settings, min(settings.engine_operators_max, here))
     missing = max(0, max(ideal[1:]) - here)
-    if after != layers:
-        reason = BOTTLENECKS[_added(layers, after)]
-    elif missing:
-        reason = NO_PROCESS
-    else:
-        reason = NO_HELP
+    if after == layers and not missing:
+        less = _less(entry, model, settings)
+        return less if less.after != layers else msgspec.structs.replace(less, reason=NO_HELP)
+    reason = NO_PROCESS if after == layers else BOTTLENECKS[_added(layers, after)]
     return Advice(after, reason, _figures(entry, model, after, settings), missing, ideal if missing else None)
 
 
@@ -143,10 +141,12 @@ def _is_worth(now: Expected, then: Expected, late: bool, settings: BalanceSettin
 
 
 def _less(entry: EngineEntry, model: EngineModel, settings: BalanceSettings) -> Advice:
+    least_ms = model.expect(entry.layers).wait_ms_p99 + settings.engine_operator_price
     fitting = [
         (expected, one)
         for one in _neighbours(entry.layers, -1, settings.engine_operators_max)
-        if (expected := model.expect(one)).busy <= LOW and expected.wait_ms_p99 <= WAIT_LOW * settings.engine_latency_ms
+        if (expected := model.expect(one)).busy <= LOW
+        and (expected.wait_ms_p99 <= WAIT_LOW * settings.engine_latency_ms or expected.wait_ms_p99 < least_ms)
     ]
     if not fitting:
         return Advice(entry.layers, HOLDS, _figures(entry, model, entry.layers, settings))

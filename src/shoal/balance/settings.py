@@ -95,7 +95,7 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """Target of the engine's planner: 99 of 100 events are delivered within this time after the engine took them."""
 
     engine_operator_price: float = 1.0
-    """Milliseconds of that latency that one more operator must save while the target is missed."""
+    """Milliseconds of that latency that an operator must save to be worth its place, if processes are not busy."""
 
     engine_operators_max: int = 8
     """Matchers, and exit points, that the planner wants at most."""

@@ -131,6 +131,11 @@ class AccessPoint:
         return self._flight_events + len(self._held)
 
     @property
+    def has_news(self) -> bool:
+        """Whether there is something to put into the fan."""
+        return bool(self._out)
+
+    @property
     def _has_room(self) -> bool:
         size = self._flight_bytes + self._held_bytes
         return self.in_flight < self._limits.engine_flight_events_max and size < self._limits.engine_flight_bytes_max

@@ -90,9 +90,7 @@ class Engine:
             return []
         access_point, operators, meter = self.access_point, self.operators, self.operators.meter
         began = meter.cpu_s()
-        settled = operators.settled()
-        if settled:
-            access_point.settled(operators.name, settled)
+        self._settle()
         for client, letter in received:
             if letter is None:
                 access_point.missed(client)
@@ -104,7 +102,15 @@ class Engine:
         meter.access_cpu_s += meter.cpu_s() - began
         self._fan_out()
         operators.work()
-        return operators.flush()
+        posts = operators.flush()
+        self._settle()  # what needs no letter is delivered
+        self.waits.settled(access_point.settled_all, now)
+        return posts
+
+    def _settle(self) -> None:
+        settled = self.operators.settled()
+        if settled:
+            self.access_point.settled(self.operators.name, settled)
 
     def _take(self, batches: list[Batch], now: float) -> None:
         """What the access point puts into the fan in this turn."""
@@ -123,7 +129,7 @@ class Engine:
     @property
     def is_busy(self) -> bool:
         """Whether a turn has left something for the next one."""
-        return bool(self._batches) or self.operators.is_busy
+        return bool(self._batches) or self.operators.is_busy or self.access_point.has_news
 
     def _fan_out(self) -> None:
         left = TURN_MAX
