@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from shoal.balance.engine_planner import EnginePlanner
 from shoal.balance.queue_planner import QueuePlanner
 from shoal.balance.registry import ManagedKind, Registry
 from shoal.channels.telemetry.channel_kind import CHANNEL, SERVER
@@ -20,5 +21,9 @@ from shoal.queues.queue_kind import QUEUE, STORE
 KINDS: Final = Kinds(units=(CHANNEL, QUEUE), hosts=(SERVER, STORE))
 REGISTRY: Final = Registry(
     load=KINDS,
-    units=(ManagedKind(ChannelSteps), ManagedKind(QueueSteps, QueuePlanner(KINDS), STORES)),
+    units=(
+        ManagedKind(ChannelSteps),
+        ManagedKind(QueueSteps, QueuePlanner(KINDS), STORES),
+        ManagedKind(None, EnginePlanner()),
+    ),
 )

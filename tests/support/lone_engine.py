@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Orders, Stage
+from shoal.engine.measures import Meter
 from shoal.engine.operators import Operators
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules
@@ -13,11 +14,18 @@ class LoneEngine(Operators):
     """One instance. Its roll is called at once."""
 
     def __init__(
-        self, instance: int, predecessor: int, limits: Limits, now: float, rules: Rules = ALL_RULES, name: str = "a"
+        self,
+        instance: int,
+        predecessor: int,
+        limits: Limits,
+        now: float,
+        rules: Rules = ALL_RULES,
+        meter: Meter | None = None,
     ) -> None:
+        name = "a"
         configuration = Configuration(1, (name,), (name,), (name,))
         self.ordered = Orders(instance, name, predecessor, configuration, stage=Stage.ROLL)
-        super().__init__(name, self.ordered, limits, now, rules)
+        super().__init__(name, self.ordered, limits, now, rules, meter)
 
     @property
     def wants_to_serve(self) -> bool:

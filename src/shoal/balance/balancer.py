@@ -390,7 +390,8 @@ class Balancer:
         adding = {kind: self._adding(kind) for kind in sorted(hosts)}
         adding.update({kind: 1 for kind in self._refused_at if kind != SERVER and not self._may_ask(kind, now_s)})
         given = {
-            planner.kind: PlannerInput(self._window, view.units[planner.kind], adding) for planner in self._planners
+            planner.kind: PlannerInput(self._window, view.units[planner.kind], adding, self._settings)
+            for planner in self._planners
         }
         proposal = make_proposal(
             situation,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeVar, Union
 
 import msgspec
 
+from shoal.balance.settings import DEFAULT_SETTINGS, BalanceSettings
 from shoal.plan.kinds import CHANNEL, SERVER
 from shoal.plan.placement import Mode, check_servers
 from shoal.plan.signature import UnitEntry
@@ -128,11 +129,12 @@ class Units:
 @dataclass(frozen=True, slots=True)
 class PlannerInput:
     """The input of a planner: the load window with the hosts and units of all kinds, the planner's units in the
-    coordinator, and by kind how many hosts were requested and have not reported yet."""
+    coordinator, by kind how many hosts were requested and have not reported yet, and the settings."""
 
     window: LoadWindow
     units: Units
     adding: Mapping[str, int]
+    settings: BalanceSettings = DEFAULT_SETTINGS
 
 
 class Planner(Protocol):

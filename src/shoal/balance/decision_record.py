@@ -203,7 +203,7 @@ def _replanned(record: DecisionRecord, registry: Registry) -> Iterator[UnitMove 
         except ProtocolError as error:
             raise PlanError(f"the load window of a record cannot be read: {error}") from error
         planner = planners[given.kind]
-        yield from planner.plan(PlannerInput(window, _units_of(given, planner), given.adding))
+        yield from planner.plan(PlannerInput(window, _units_of(given, planner), given.adding, record.settings))
 
 
 def _units_of(given: PlannerRecord, planner: Planner) -> Units:

@@ -40,6 +40,8 @@ class ProviderState(msgspec.Struct, frozen=True):
     """Cores that a new server may use."""
     new_cost: float = 1.0
     """Cost of a new server per hour."""
+    engine_processes_max: int = 0
+    """Up to how many processes of an engine it starts."""
 
 
 def _no_units() -> Units:

@@ -19,11 +19,11 @@ from shoal.rules import Rules
 
 @dataclass(frozen=True, slots=True)
 class ManagedKind:
-    """A kind of unit that moves. `steps` creates its table of steps. Its hosts are the live members of the group
-    `group` in the coordinator; empty means the ring. A kind without a planner moves on request; channels are planned by
-    the policy."""
+    """A kind of unit that moves. `steps` creates its table of steps; None if its units do it themselves.
+    Its hosts are the live members of the group `group` in the coordinator; empty means the ring. A kind without a
+    planner moves on request; channels are planned by the policy."""
 
-    steps: Callable[[Limits, Rules], Steps[Any, Any, Any, Any]]
+    steps: Callable[[Limits, Rules], Steps[Any, Any, Any, Any]] | None
     planner: Planner | None = None
     group: str = ""
 

@@ -89,6 +89,23 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     move_price: float = 0.0005
     """Cost of moving one channel, in the unit of `server_hour_price`."""
 
+    # -- The engine ------------------------------------------------------------------------------------------
+
+    engine_latency_ms: float = 100.0
+    """Target of the engine's planner: 99 of 100 events are delivered within this time after the engine took them."""
+
+    engine_operator_price: float = 1.0
+    """Milliseconds of that latency that an operator must save to be worth its place, if processes are not busy."""
+
+    engine_operators_max: int = 8
+    """Matchers, and exit points, that the planner wants at most."""
+
+    engine_settle_s: float = 10.0
+    """How long a configuration of the engine must have been in force before the planner adds operators."""
+
+    engine_shrink_s: float = 120.0
+    """How long it must have been in force before the planner removes one."""
+
     def validate(self) -> None:
         """Raise ConfigError if a value is invalid or two values contradict each other."""
         for name in self.__struct_fields__:
@@ -105,5 +122,15 @@ class BalanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 DEFAULT_SETTINGS: Final = BalanceSettings()
 
-PUBLIC: Final = frozenset({"high_ratio", "safe_ratio", "low_ratio", "wait_s"})
+PUBLIC: Final = frozenset(
+    {
+        "high_ratio",
+        "safe_ratio",
+        "low_ratio",
+        "wait_s",
+        "engine_latency_ms",
+        "engine_operator_price",
+        "engine_operators_max",
+    }
+)
 """Settings that users may need to change. The others are internal: they can be set, but may change between versions."""

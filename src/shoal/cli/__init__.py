@@ -82,16 +82,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output exited, as with `| head`
         _discard_output()
         return 1
+    except ShoalError as error:  # some are an OSError too
+        if debug:
+            traceback.print_exc()
+        _print_error(str(error))
+        return 1
     except OSError as error:  # our output cannot be written, for example
         if debug:
             traceback.print_exc()
         _print_error(str(error))
         _discard_output()
-        return 1
-    except ShoalError as error:
-        if debug:
-            traceback.print_exc()
-        _print_error(str(error))
         return 1
 
 

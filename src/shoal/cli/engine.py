@@ -1,4 +1,4 @@
-"""`shoal engine run|status|scale`: the matching layers of a cluster.
+"""`shoal engine run|status|scale|plan`: the matching layers of a cluster.
 
 Owns the process of an engine, from start to SIGTERM, the text of its status, and what an operator asks of it.
 """
@@ -17,8 +17,8 @@ import msgspec
 
 from shoal import logs
 from shoal.bus import connect
-from shoal.bus.location import URL_VARIABLE
 from shoal.cli.channels import add_url, cluster_url
+from shoal.cli.engine_plan import NO_ENGINE, START, is_local, register_plan
 from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
 from shoal.config import Settings
 from shoal.engine.director import Wanted
@@ -31,6 +31,7 @@ from shoal.runtime import PRODUCTION
 OPERATORS_MAX: Final = 64
 """Operators of a layer."""
 PORT_MAX: Final = 65535
+AUTO: Final = "auto"
 POLL_S: Final = 0.05
 CHANGE_S: Final = 60.0
 
@@ -43,7 +44,8 @@ def register(subparsers: Subparsers) -> None:
         help=summary,
         description="Run the engine that brings events to the readers whose filters they match,\nand show its state. "
         "docs/engine.md explains it.",
-        epilog="example:\n  shoal engine run\n  shoal engine status --json\n  shoal engine scale 1-3-1",
+        epilog="example:\n  shoal engine run\n  shoal engine status --json\n  shoal engine scale 1-3-1\n"
+        "  shoal engine plan",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -60,6 +62,7 @@ def register(subparsers: Subparsers) -> None:
     run.add_argument(
         "--metrics-port", type=int, metavar="PORT", help="serve metrics on this port (default: none)", default=0
     )
+    run.add_argument("--name", metavar="NAME", help="name of the process (default: from its id)", default="")
     add_url(run)
     status = add_command(
         commands, "status", run_status, "show the engine that serves", example="shoal engine status --json"
@@ -72,17 +75,23 @@ def register(subparsers: Subparsers) -> None:
         "change the number of access points, matchers and exit points",
         description="Change the number of access points, matchers and exit points while the engine runs, any of them "
         "at once, and wait until it is done. Each operator of a layer is in another process; a cluster of `shoal up` "
-        "starts them, elsewhere run `shoal engine run` often enough first. Events and filters go on meanwhile.",
-        example="shoal engine scale 1-3-1\nshoal engine scale 2-2-2 --without engine-4711-9f1c2a33",
+        "starts them, elsewhere run `shoal engine run` often enough first. Events and filters go on meanwhile. The "
+        "balancer leaves these numbers alone until --auto releases them; then it changes them with the load.",
+        example="shoal engine scale 1-3-1\nshoal engine scale 2-2-2 --without engine-4711-9f1c2a33\n"
+        "shoal engine scale --auto",
     )
     add_url(scale)
-    scale.add_argument("configuration", help="access points, matchers and exit points: 1-3-1")
+    scale.add_argument(
+        "configuration", nargs="?", default="", help="access points, matchers and exit points: 1-3-1; or auto"
+    )
+    scale.add_argument("--auto", action="store_true", help="let the balancer choose the numbers, from those in force")
     scale.add_argument(
         "--without", action="append", default=[], metavar="NAME", help="a process that is to have no operator"
     )
     scale.add_argument(
         "--timeout", type=float, default=CHANGE_S, metavar="SECONDS", help="wait so long for the change (default: 60)"
     )
+    register_plan(commands)
 
 
 def run_run(args: argparse.Namespace) -> int:
@@ -98,11 +107,11 @@ def run_run(args: argparse.Namespace) -> int:
             from shoal.metrics import MetricsPage
 
             stack.enter_context(MetricsPage(args.metrics_port, host=args.settings.metrics_host))
-        asyncio.run(_serve(url, args.settings))
+        asyncio.run(_serve(url, args.settings, args.name or f"engine-{os.getpid()}"))
     return 0
 
 
-async def _serve(url: str, settings: Settings) -> None:
+async def _serve(url: str, settings: Settings, name: str) -> None:
     from shoal.engine import engine_metrics, seat_groups
     from shoal.engine.shell import EngineShell
     from shoal.filters.index.warm_up import warm_up
@@ -115,7 +124,7 @@ async def _serve(url: str, settings: Settings) -> None:
         connect(url, limits=limits, name="engine") as bus,
         await PRODUCTION.coordinator(url, limits.server_lease_s / 2) as coordinator,
     ):
-        holder = f"engine-{os.getpid()}-{PRODUCTION.random.getrandbits(32):08x}"
+        holder = f"{name}-{PRODUCTION.random.getrandbits(32):08x}"  # another one for each incarnation
         shell = EngineShell("main", bus, coordinator, holder, limits)
         engine_metrics.show(lambda: shell.status)
         task = asyncio.create_task(shell.run())
@@ -139,7 +148,7 @@ async def _show(args: argparse.Namespace) -> int:
     result(
         args,
         facts,
-        "no engine serves: run `shoal up --engine`, or `shoal engine run`" if report is None else _text(report),
+        f"{NO_ENGINE}: {START}" if report is None else _text(report),
     )
     return 0 if report is not None else 1
 
@@ -161,8 +170,28 @@ def _text(report: EngineReport) -> str:
 
 
 def run_scale(args: argparse.Namespace) -> int:
-    """Change the numbers of operators."""
+    """Change the numbers of operators, or let the balancer choose them."""
+    if args.auto or args.configuration == AUTO:
+        if args.configuration not in ("", AUTO):
+            raise ConfigError(f"{args.configuration} and --auto contradict each other", do="give one of them")
+        return asyncio.run(_release(args))
     return asyncio.run(_scale(args))
+
+
+async def _release(args: argparse.Namespace) -> int:
+    """Leaves the numbers to the planner; it begins with those in force."""
+    url = cluster_url(args.url, args.settings, role="admin")
+    async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
+        report = await read_report(coordinator, MAIN)
+        if report is None:
+            raise EngineUnavailableError(NO_ENGINE, do=START)
+        _check_members(report, 1, args.without)
+        points, matchers, exits = len(report.access_points), len(report.matchers), len(report.exits)
+        wanted = Wanted(matchers, exits, tuple(args.without), points, AUTO)
+        await coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
+    facts = {"configuration": report.configuration, "pinned": False}
+    result(args, facts, f"configuration {report.configuration}; a balancer with --auto changes it with the load")
+    return 0
 
 
 async def _scale(args: argparse.Namespace) -> int:
@@ -173,7 +202,7 @@ async def _scale(args: argparse.Namespace) -> int:
     async with await PRODUCTION.coordinator(url, args.settings.limits.connect_timeout_s) as coordinator:
         report = await read_report(coordinator, MAIN)
         if report is None:
-            raise EngineUnavailableError("no engine serves", do="run `shoal up --engine`, or `shoal engine run`")
+            raise EngineUnavailableError(NO_ENGINE, do=START)
         local = await _start_missing(args, report, most)
         deadline = began + args.timeout
         wants = most + len(args.without)
@@ -213,7 +242,7 @@ def _layers(text: str) -> tuple[int, int, int]:
     if len(parts) != 3 or not all(part.isdecimal() and 1 <= int(part) <= OPERATORS_MAX for part in parts):
         raise ConfigError(
             f"{text!r} is not a configuration",
-            do=f"give the numbers of access points, matchers and exit points, each 1 to {OPERATORS_MAX}: 1-3-1",
+            do=f"give access points, matchers and exit points, each 1 to {OPERATORS_MAX}: 1-3-1; or `auto`",
         )
     points, matchers, exits = map(int, parts)
     if points > LANES:
@@ -223,7 +252,7 @@ def _layers(text: str) -> tuple[int, int, int]:
 
 async def _start_missing(args: argparse.Namespace, report: EngineReport, count: int) -> bool:
     """Starts processes if the engine has too few and is of a local cluster; returns whether it is."""
-    local = not (args.url or os.environ.get(URL_VARIABLE) or args.settings.coordinator)
+    local = is_local(args)
     if local and count + len(args.without) > len(report.members):
         from shoal.cluster.control_socket import request
         from shoal.cluster.state import StateDir

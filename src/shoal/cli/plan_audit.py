@@ -178,6 +178,8 @@ def _explanation_text(found: Explanation) -> str:
 def run_audit(args: argparse.Namespace) -> int:
     """List decisions."""
     from shoal.balance.decision_record import proposal_of
+    from shoal.cli.plan_propose import other_facts, other_text
+    from shoal.plan.kinds import ENGINE
 
     log = _log(args)
     outcomes: dict[str, list[Any]] = {}
@@ -196,6 +198,7 @@ def run_audit(args: argparse.Namespace) -> int:
                 "moves": proposal.moves_count,
                 "servers": [f"{change.what} {change.server or change.count}" for change in proposal.servers],
                 "hosts": [f"add {wanted.count} {wanted.kind}" for wanted in proposal.hosts],
+                "engines": [other_text(one) for one in map(other_facts, proposal.others) if one["change"] == ENGINE],
                 "max_ratio_before": proposal.max_ratio_before,
                 "max_ratio_after": proposal.max_ratio_after,
                 "outcomes": [
@@ -217,7 +220,7 @@ def _decision_text(decision: dict[str, Any]) -> str:
     from shoal.balance.decision_record import RECORD_VERSION
 
     states = ", ".join(outcome["state"] for outcome in decision["outcomes"]) or "proposed"
-    wanted = [plural(decision["moves"], "move"), *decision["servers"], *decision["hosts"]]
+    wanted = [plural(decision["moves"], "move"), *decision["servers"], *decision["hosts"], *decision["engines"]]
     return (
         f"{_time_text(decision['at'])}  {decision['digest'][:12]}  {decision['policy']}: {', '.join(wanted)}; busiest "
         f"{decision['max_ratio_before']:.0%} -> {decision['max_ratio_after']:.0%}; {states}"

@@ -18,6 +18,7 @@ import msgspec
 from shoal.cli.output import Subparsers, add_command, plural, result
 from shoal.cli.plan_pin import names_text, printable, read_pins
 from shoal.errors import ConfigError, PlanError
+from shoal.plan.kinds import ENGINE
 
 if TYPE_CHECKING:
     from shoal.balance.balancer_keys import Ask, AskOutcome
@@ -169,11 +170,11 @@ def facts_of(proposal: Proposal) -> dict[str, Any]:
     del facts["format"], facts["changes"]
     facts["moves"] = [_change_facts(move) for move in proposal.moves]
     facts["servers"] = [_change_facts(change) for change in proposal.servers]
-    facts["others"] = [_other_facts(change) for change in (*proposal.others, *proposal.hosts)]
+    facts["others"] = [other_facts(change) for change in (*proposal.others, *proposal.hosts)]
     return facts
 
 
-def _other_facts(change: Change) -> dict[str, Any]:
+def other_facts(change: Change) -> dict[str, Any]:
     """Return the change of another kind as JSON fields; its kind is under `change`."""
     facts: dict[str, Any] = msgspec.to_builtins(change, builtin_types=(bytes,))
     if (unit := facts.get("unit")) is not None:
@@ -207,13 +208,22 @@ def text_of(proposal: Proposal) -> str:
         lines.append(f"  and {len(proposal.moves) - _SHOWN} more")
     for wanted in proposal.hosts:
         lines.append(f"  add {wanted.count} {wanted.kind}: {wanted.reason}{figures_text(wanted.figures)}")
-    for other in map(_other_facts, proposal.others[:_SHOWN]):
-        lines.append(f"  {other['change']} {other['unit']}: {other['reason']}{figures_text(other['figures'])}")
+    for other in map(other_facts, proposal.others[:_SHOWN]):
+        lines.append(f"  {other_text(other)}: {other['reason']}{figures_text(other['figures'])}")
     if len(proposal.others) > _SHOWN:
         lines.append(f"  and {len(proposal.others) - _SHOWN} more")
     if proposal.is_empty:
         lines.append("  no changes")
     return "\n".join(lines)
+
+
+def other_text(other: dict[str, Any]) -> str:
+    """Format the change of another kind: its unit, and the configuration of an engine before and after."""
+    text = f"{other['change']} {other['unit']}"
+    if other["change"] == ENGINE:
+        before, after = ("-".join(map(str, other[name])) for name in ("before", "after"))
+        text += f": {before} -> {after}"
+    return text
 
 
 def place_text(place: Any) -> str:

@@ -20,6 +20,7 @@ from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
+    ENGINE_PREFIX,
     WINDOWS_JOB,
     AgentCommand,
     ServerPart,
@@ -204,7 +205,7 @@ class Fleet:
     @property
     def numbered(self) -> dict[str, int]:
         """By prefix of ids: the highest number that a host has had."""
-        return dict(self._numbered)
+        return {prefix: count for prefix, count in self._numbered.items() if prefix != ENGINE_PREFIX}
 
     def offer(self, kind: HostLauncher) -> None:
         """Allows hosts of this kind to be added from now on."""
@@ -324,6 +325,7 @@ class Fleet:
     async def start_engine(self, number: int = 1) -> None:
         """Starts a process of the engine, if it does not run. One of several has the access point; the others have a
         matcher or an exit point, or stand by."""
+        self._numbered[ENGINE_PREFIX] = max(self._numbered[ENGINE_PREFIX], number)
         if engine_name(number) not in self._children:
             await self.start_child(make_engine(engine_name(number), self._directory, self._timing, self._changed))
 

@@ -35,10 +35,12 @@ from shoal.cluster.host_launchers import HostLauncher
 from shoal.cluster.local_certificates import CertificateRenewal, LocalCertificates
 from shoal.cluster.metrics_ports import MetricsPorts
 from shoal.cluster.parts import (
+    ENGINE_PREFIX,
     AgentCommand,
     Sites,
     agent_name,
     engine_name,
+    engine_processes_max,
     limited,
     loopback,
     shoal_agent,
@@ -62,6 +64,7 @@ from shoal.leader.leadership import Leader
 from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.logs import get_log
 from shoal.plan.keys import RING_KEY, Mark, pool_key
+from shoal.plan.kinds import ENGINE as ENGINE_KIND
 from shoal.plan.kinds import SERVER, STORE
 from shoal.plan.ring import ServerAddress
 from shoal.plan.secret_rotation import generations
@@ -312,6 +315,17 @@ class LocalCluster:
         for number in range(1, count + 1):
             await self._running.start_engine(number)
 
+    async def _add_engines(self, ids: Sequence[str], site: str) -> None:
+        """Starts processes of the engine, at most as many as the machine can use."""
+        numbers = [int(id.removeprefix(ENGINE_PREFIX)) for id in ids]
+        if max(numbers) > engine_processes_max():
+            raise ClusterError(
+                f"this cluster starts up to {engine_processes_max()} processes of the engine",
+                do="run `shoal engine run` on other machines",
+            )
+        for number in numbers:
+            await self._running.start_engine(number)
+
     async def remove_host(self, name: str) -> None:
         """Stops a host and its agent permanently, even if it has channels: drain it first."""
         await self._running.remove(name)
@@ -469,6 +483,7 @@ class LocalCluster:
         )
         fleet.offer(HostLauncher(SERVER, "s", self._add_servers, fleet.remove_server))
         fleet.offer(HostLauncher(STORE, "q", self._add_stores, fleet.remove_store))
+        fleet.offer(HostLauncher(ENGINE_KIND, ENGINE_PREFIX, self._add_engines, fleet.end_child))
         if self._certificates is not None:
             self._renewal = CertificateRenewal(
                 self._certificates, lambda: fleet.certified, self._users.supervisor_password

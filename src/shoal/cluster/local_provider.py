@@ -10,6 +10,7 @@ import asyncio
 from shoal.balance.balancer_options import BalancerOptions
 from shoal.balance.effects import ProviderState
 from shoal.cluster.control_socket import request
+from shoal.cluster.parts import engine_processes_max
 from shoal.cluster.state import StateDir
 
 
@@ -46,4 +47,5 @@ class LocalProcesses:
             servers=servers,
             knows_all=bool(servers),
             new_capacity=options.new_max_out_bytes_per_s if capacity is None else capacity,
+            engine_processes_max=engine_processes_max(),
         )

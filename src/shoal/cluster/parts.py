@@ -6,6 +6,7 @@ Owns the command of each kind of child and its readiness check. `shoal.cluster.l
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -202,7 +203,7 @@ def make_balancer(
 
 def make_engine(name: str, directory: StateDir, timing: Timing, changed: Callable[[], None]) -> Child:
     """An engine of a local cluster, not yet started. Clients see when it serves."""
-    words = [sys.executable, "-m", "shoal.cli", "engine", "run", "--state-dir", str(directory.root)]
+    words = [sys.executable, "-m", "shoal.cli", "engine", "run", "--name", name, "--state-dir", str(directory.root)]
     log = directory.log(name)
     return Child(
         name,
@@ -239,9 +240,17 @@ def agent_name(server: str) -> str:
     return f"agent-{server}"
 
 
+ENGINE_PREFIX: Final = "engine-main-"
+
+
 def engine_name(number: int = 1) -> str:
     """The name of an engine among the children. Those after the first stand by."""
-    return f"engine-main-{number}"
+    return f"{ENGINE_PREFIX}{number}"
+
+
+def engine_processes_max() -> int:
+    """How many processes of an engine balancers start: more than the machine has cores would slow each other down."""
+    return max(2, os.cpu_count() or 1)
 
 
 async def answers(host: str, port: int, user: str, password: str, tls: TlsSettings | None = None) -> bool:

@@ -177,6 +177,16 @@ class AccessPoint:
         return self._flight_events + len(self._held)
 
     @property
+    def has_news(self) -> bool:
+        """Whether there is something to put into the fan."""
+        return bool(self._out)
+
+    @property
+    def settled_all(self) -> int:
+        """The batch up to which all exit points have settled."""
+        return min(self._settled.values())
+
+    @property
     def _has_room(self) -> bool:
         size = self._flight_bytes + self._held_bytes
         return self.in_flight < self._limits.engine_flight_events_max and size < self._limits.engine_flight_bytes_max
@@ -298,7 +308,7 @@ class AccessPoint:
         self._settled[exit_point] = batch
         if exit_point in self._leaving and batch >= self._leaving[exit_point]:
             del self._settled[exit_point], self._leaving[exit_point]
-        settled_all = min(self._settled.values())
+        settled_all = self.settled_all
         last: dict[int, int] = {}
         while self._flight and self._flight[0][0] <= settled_all:
             _, emitter, number, size = self._flight.popleft()

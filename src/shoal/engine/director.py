@@ -37,6 +37,8 @@ class Wanted(msgspec.Struct, frozen=True):
     exits: int = 1
     without: tuple[str, ...] = ()
     access_points: int = 1
+    by: str = ""
+    """The request of a plan that wants it. Empty: an operator does, and the planner leaves the numbers alone."""
 
 
 class Phase(enum.Enum):

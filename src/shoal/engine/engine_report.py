@@ -10,6 +10,7 @@ import msgspec
 from shoal.coordination.interface import Coordinator
 from shoal.engine.director import Wanted
 from shoal.errors import ProtocolError
+from shoal.load.engine_load import EngineLoad
 
 
 class MemberReport(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class EngineReport(msgspec.Struct, frozen=True):
     members: list[MemberReport] = []
     """All processes that live."""
     access_points: list[str] = []
+    load: EngineLoad = EngineLoad()
 
 
 _decoder = msgspec.json.Decoder(EngineReport)

@@ -24,12 +24,15 @@ from shoal.engine.engine_report import (
     serving_key,
     wanted_key,
 )
+from shoal.engine.event_waits import EventWaits
 from shoal.engine.links import Stage, Status, decode_to_head, encode, head_channel, orders_channel
+from shoal.engine.load_meter import LoadMeter, Reading
 from shoal.engine.member_shell import STATUS_EVERY_S, MemberShell, forget
 from shoal.engine.messages import Roll, call_channel
 from shoal.engine.outbox import Listening, Wire
 from shoal.errors import ConnectError, CoordinatorError, ProtocolError
 from shoal.limits import Limits
+from shoal.load.engine_load import EngineLoad
 from shoal.logs import get_log
 from shoal.message import Message
 from shoal.rules import ALL_RULES, Rules
@@ -74,6 +77,7 @@ class HeadShell:
         self._limits = limits
         self._rules = rules
         self._member = member
+        self._load_meter = LoadMeter()
         self._lease_until = asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
         self.director: Director | None = None
         self._members: Listening | None = None
@@ -215,7 +219,16 @@ class HeadShell:
             matchers=list(layers.matchers),
             exits=list(layers.exits),
             members=[MemberReport(one.name, one.cpu_s, one.filters) for one in statuses],
+            load=self._measure(director, statuses, now),
         )
+
+    def _measure(self, director: Director, statuses: list[Status], now: float) -> EngineLoad:
+        head_first = sorted(statuses, key=lambda one: one.name != self._name)
+        readings = {one.name: Reading(one.cpu_s, one.measures) for one in head_first}
+        counts = [EventWaits().counts, *(one.waits for one in statuses if one.waits)]
+        waits = [sum(each) for each in zip(*counts, strict=True)]
+        layers = director.configuration
+        return self._load_meter.measure((director.phase, layers), readings, waits, layers.exits, now)
 
     def _rate(self, events: int, now: float) -> float:
         """Events a second since the last report that is at least `REPORT_EVERY_S` older."""

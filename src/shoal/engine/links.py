@@ -17,6 +17,7 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from shoal.engine.configuration import Configuration
+from shoal.engine.measures import Measures
 from shoal.engine.messages import ENGINE_PREFIX, Event, FromEngine
 from shoal.errors import ProtocolError
 
@@ -223,6 +224,9 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=2):
     deliveries: int = 0
     choked: int = 0
     cpu_s: float = 0.0
+    measures: Measures = Measures()
+    waits: list[int] = []
+    """How long events of its access point have waited; see `event_waits`."""
 
 
 ToHead: TypeAlias = Settled | Status

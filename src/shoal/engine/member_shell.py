@@ -32,6 +32,7 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
+from shoal.engine.measures import Meter
 from shoal.engine.messages import decode_letter, lane_channel
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
@@ -62,7 +63,9 @@ class MemberShell:
         limits: Limits,
         rules: Rules = ALL_RULES,
         cpu_s: Callable[[], float] = time.process_time,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter or Meter()
         self._engine = engine
         self._cpu_s = cpu_s
         self._name = name
@@ -138,8 +141,8 @@ class MemberShell:
         now = asyncio.get_running_loop().time()
         operators = self.operators
         if operators is None:
-            operators = self.operators = Operators(self._name, orders, self._limits, now, self._rules)
-            self._outbox = Outbox(self._engine, self._wire, operators.confirmed, self._awake.set)
+            operators = self.operators = Operators(self._name, orders, self._limits, now, self._rules, self._meter)
+            self._outbox = Outbox(self._engine, self._wire, operators.confirmed, self._awake.set, self._meter)
             _log.info("process joins the engine", engine=self._engine, instance=orders.instance, name=self._name)
         else:
             operators.arrange(orders, now)
@@ -196,12 +199,16 @@ class MemberShell:
         if len(outbox):
             outbox.post()
             return False
+        meter, now = self._meter, asyncio.get_running_loop().time
+        began, began_cpu = now(), meter.cpu_s()
         self._read(operators)
-        letters = operators.turn(asyncio.get_running_loop().time())
+        letters = operators.turn(now())
         fan, links = operators.take_links()
         outbox.fan(fan)
         outbox.links(links)
         outbox.letters(letters)
+        meter.turn_s += now() - began
+        meter.turn_cpu_s += meter.cpu_s() - began_cpu
         settled = operators.take_settled()
         if settled is not None and operators.has_others:
             outbox.head(settled)
@@ -288,7 +295,7 @@ class MemberShell:
         now = asyncio.get_running_loop().time()
         operators, outbox = self.operators, self._outbox
         if operators is None or outbox is None:
-            status = Status(self._name, stamp=now)
+            status = Status(self._name, stamp=now, cpu_s=self._cpu_s(), measures=self._meter.read())
         else:
             status = operators.status(self._joined, now, self._cpu_s(), outbox.failed)
         if self.told is not None:

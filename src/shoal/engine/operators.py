@@ -18,9 +18,25 @@ from collections import deque
 from typing import Final
 
 from shoal.engine.access_point import AccessPoint
+from shoal.engine.event_waits import EventWaits
 from shoal.engine.exit_point import ExitPoint, Post
-from shoal.engine.links import TURN_MAX, Batch, Handover, Mark, Orders, Part, Settled, Stage, Status, Step, ToMember
+from shoal.engine.links import (
+    TURN_MAX,
+    Batch,
+    Changes,
+    Events,
+    Handover,
+    Mark,
+    Orders,
+    Part,
+    Settled,
+    Stage,
+    Status,
+    Step,
+    ToMember,
+)
 from shoal.engine.matcher import Matcher
+from shoal.engine.measures import Meter
 from shoal.engine.messages import Letter
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
@@ -55,8 +71,11 @@ class Operators:
         limits: Limits,
         now: float,
         rules: Rules = ALL_RULES,
+        meter: Meter | None = None,
     ) -> None:
         self.name = name
+        self.meter = meter or Meter()
+        self.waits = EventWaits()
         self.instance = orders.instance
         self.lease_until = now
         """The time until which the instance holds its lease at least, by the clock of `now`."""
@@ -121,7 +140,8 @@ class Operators:
     @property
     def is_busy(self) -> bool:
         """Whether there is more to do than to wait for messages."""
-        return bool(self._own) or (self.matcher is not None and self.matcher.is_busy)
+        has_news = self.access_point is not None and self.access_point.has_news
+        return bool(self._own) or has_news or (self.matcher is not None and self.matcher.is_busy)
 
     @property
     def progress(self) -> tuple[int, int, int, bool]:
@@ -163,6 +183,8 @@ class Operators:
             deliveries=0 if exit_point is None else exit_point.deliveries,
             choked=0 if point is None else point.choked,
             cpu_s=cpu_s,
+            measures=self.meter.read(),
+            waits=[] if point is None else self.waits.counts,
         )
 
     # What has come
@@ -219,8 +241,18 @@ class Operators:
         if self.exit_point is not None:
             self.exit_point.heard(batch)
         if self.matcher is not None:
+            began = self.meter.cpu_s()
             self.matcher.heard(batch)
             self._route()
+            self._count(batch)
+            self.meter.matching_cpu_s += self.meter.cpu_s() - began
+
+    def _count(self, batch: Batch) -> None:
+        body = batch.body
+        if type(body) is Events:
+            self.meter.matched += len(body.events)
+        elif type(body) is Changes:
+            self.meter.changed += sum(len(change.added) + len(change.removed) for change in body.changes)
 
     def _pass_mark(self, mark: Mark) -> None:
         """Goes on after a mark, if it was heard from all access points."""
@@ -252,17 +284,27 @@ class Operators:
         """Works on what has come since the last turn, up to `TURN_MAX`. `now` was read after the last of it had come.
         Returns the letters to post; `take_links` and `take_settled` have what goes to other processes."""
         self._settle()
-        point = self.access_point
-        if point is not None and (now < self.lease_until or LEASE_CHECKED not in self._rules):
-            self._take_letters(point, now)
+        point, meter = self.access_point, self.meter
+        if point is not None:
+            began = meter.cpu_s()
+            self.waits.settled(point.settled_all, now)
+            if now < self.lease_until or LEASE_CHECKED not in self._rules:
+                self._take_letters(point, now)
+            meter.access_cpu_s += meter.cpu_s() - began
         self._hear_own()
         if self.matcher is not None:
+            began = meter.cpu_s()
             self.matcher.work()
             self._route()
+            meter.matching_cpu_s += meter.cpu_s() - began
         if self.exit_point is None:
             return []
+        began, before = meter.cpu_s(), self.exit_point.deliveries
         self.exit_point.join()
-        return self.exit_point.flush()
+        posts = self.exit_point.flush()
+        meter.delivered += self.exit_point.deliveries - before
+        meter.merging_cpu_s += meter.cpu_s() - began
+        return posts
 
     def _take_letters(self, point: AccessPoint, now: float) -> None:
         received, self._received = self._received, []
@@ -275,10 +317,17 @@ class Operators:
         point.obey(self._orders, now)  # after the letters: those that were read belong before a mark
         self.links += point.handovers
         point.handovers = []
+        taken = 0
         for batch in point.take_batches():
             self._own.append(batch)
             if self.has_others:
                 self.fan.append(batch)
+            if type(batch.body) is Events:
+                self.meter.batches += 1
+                taken += len(batch.body.events)
+        if taken:
+            self.meter.taken += taken
+            self.waits.taken(self._own[-1].number, taken, now)
 
     def _hear_own(self) -> None:
         left = TURN_MAX

@@ -12,6 +12,7 @@ from typing import Protocol
 
 from shoal.engine.exit_point import Post
 from shoal.engine.links import Batch, ToHead, ToMember, encode, fan_channel, head_channel, member_channel
+from shoal.engine.measures import Meter
 from shoal.engine.messages import seat_channel
 from shoal.errors import NotConfirmedError, ShoalError
 from shoal.message import Item
@@ -41,7 +42,15 @@ class Outbox:
     """Messages of one process in one instance. `failed` is set when one is refused: then the instance cannot go on,
     because what it carries is not delivered. `changed` is called after each confirmation."""
 
-    def __init__(self, engine: str, wire: Wire, confirmed: Callable[[int], None], changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: str,
+        wire: Wire,
+        confirmed: Callable[[int], None],
+        changed: Callable[[], None],
+        meter: Meter | None = None,
+    ) -> None:
+        self._meter = meter or Meter()
         self._engine = engine
         self._wire = wire
         self._confirmed = confirmed
@@ -74,6 +83,12 @@ class Outbox:
 
     def post(self) -> None:
         """Posts as much as there is room for."""
+        if self._waiting:
+            began = self._meter.cpu_s()
+            self._post()
+            self._meter.posting_cpu_s += self._meter.cpu_s() - began
+
+    def _post(self) -> None:
         waiting = self._waiting
         while waiting:
             channel, payload, group = waiting[0]

@@ -15,6 +15,7 @@ from shoal.coordination.interface import Coordinator, Lease
 from shoal.engine.engine_report import lease_name
 from shoal.engine.head_shell import RENEWALS, HeadShell
 from shoal.engine.links import Status
+from shoal.engine.measures import Meter
 from shoal.engine.member_shell import MemberShell
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Wire
@@ -39,7 +40,9 @@ class EngineShell:
         limits: Limits,
         rules: Rules = ALL_RULES,
         cpu_s: Callable[[], float] = time.process_time,
+        thread_s: Callable[[], float] = time.thread_time,
     ) -> None:
+        """`cpu_s` is the CPU of the process, `thread_s` that of the thread in which it runs."""
         self._engine = engine
         self._wire = wire
         self._coordinator = coordinator
@@ -50,7 +53,8 @@ class EngineShell:
         self._lease: Lease | None = None
         self._last_token = 0
         self.head: HeadShell | None = None
-        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s)
+        self.meter = Meter(thread_s)
+        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self.meter)
 
     @property
     def status(self) -> Status | None:

@@ -7,16 +7,18 @@ lease of the plan. Decides nothing: `shoal.balance.balancer` does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from shoal.balance import balancer_keys
 from shoal.balance.balancer_keys import Ask, AskOutcome, BalancerState, Pin, Why
 from shoal.balance.change import Planner, Units
 from shoal.balance.effects import HurryMove, ProposalReady, PutMark, PutState, Reply, WriteMove, WriteUnitMove
+from shoal.balance.engine_entry import EngineRequest
 from shoal.balance.window_source import WindowRoute
 from shoal.coordination.interface import Coordinator, KeyWrite, Lease, Versioned
 from shoal.errors import ConflictError, CoordinatorError, ForgedEntryError, PlanError
+from shoal.leader.engine_units import EngineUnits
 from shoal.leader.host_group import HostGroup
 from shoal.leader.mirror import Mirror, mirror_marks
 from shoal.load_kinds import REGISTRY
@@ -24,7 +26,7 @@ from shoal.logs import get_log
 from shoal.plan import keys
 from shoal.plan.entry import Entry
 from shoal.plan.keys import Mark
-from shoal.plan.kinds import CHANNEL
+from shoal.plan.kinds import CHANNEL, ENGINE
 from shoal.plan.move_request import MoveRequest, decode_request, encode_body
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
@@ -37,7 +39,7 @@ _log: Final = get_log(__name__)
 
 class BalancerStore:
     """The coordinator as the balancer uses it. `changed` is set at every change. `planners` are those of units other
-    than channels."""
+    than channels; `engine_processes_max` tells up to how many processes of an engine the provider starts."""
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class BalancerStore:
         public_key: bytes,
         changed: asyncio.Event,
         planners: Iterable[Planner] = REGISTRY.planners,
+        engine_processes_max: Callable[[], int] = lambda: 0,
     ) -> None:
         self._coordinator = coordinator
         self._verifier = Verifier(public_key)
@@ -55,8 +58,12 @@ class BalancerStore:
         self._pins = Mirror(coordinator, balancer_keys.PINS_PREFIX, _read_pin, changed)
         self._proposals = Mirror(coordinator, balancer_keys.PROPOSALS_PREFIX, _read_proposal, changed)
 
+        self._engines = EngineUnits(coordinator, changed, asyncio.get_running_loop().time, engine_processes_max)
         self._others = {
-            planner.kind: _UnitMirrors(coordinator, self._verifier, planner, changed) for planner in planners
+            planner.kind: self._engines
+            if planner.kind == ENGINE
+            else _UnitMirrors(coordinator, self._verifier, planner, changed)
+            for planner in planners
         }
         self._mirrors: list[Mirror[Any, Any] | HostGroup] = [
             self._entries,
@@ -89,12 +96,7 @@ class BalancerStore:
     @property
     def others(self) -> dict[str, Units]:
         """Entries and requests of other kinds of units; a copy."""
-        return {
-            kind: Units(
-                dict(unit.entries.values), dict(unit.requests.values), frozenset(host.id for host in unit.hosts)
-            )
-            for kind, unit in self._others.items()
-        }
+        return {kind: unit.units for kind, unit in self._others.items()}
 
     @property
     def other_hosts(self) -> tuple[ServerAddress, ...]:
@@ -153,7 +155,9 @@ class BalancerStore:
     async def write_moves(self, moves: Sequence[WriteMove | WriteUnitMove | HurryMove], fence: Lease | None) -> None:
         """Writes requests for moves, and their reasons if they are new. An existing request for a unit is kept."""
         requests = [
-            KeyWrite(keys.move_key(move.request.unit, kind), encode_body(kind, move.request), 0)
+            self._engines.write(move.request)
+            if isinstance(move.request, EngineRequest)
+            else KeyWrite(keys.move_key(move.request.unit, kind), encode_body(kind, move.request), 0)
             for move in moves
             if (kind := move.kind if isinstance(move, WriteUnitMove) else CHANNEL) != CHANNEL
             or move.request.unit not in self._requests.values
@@ -232,6 +236,11 @@ class _UnitMirrors:
         self._hosts = HostGroup(coordinator, planner.group, changed) if planner.group else None
         self.mirrors: list[Mirror[Any, Any] | HostGroup] = [self.entries, self.requests]
         self.mirrors += [self._hosts] if self._hosts else []
+
+    @property
+    def units(self) -> Units:
+        """The units of the kind; a copy."""
+        return Units(dict(self.entries.values), dict(self.requests.values), frozenset(host.id for host in self.hosts))
 
     @property
     def hosts(self) -> tuple[ServerAddress, ...]:

@@ -57,6 +57,7 @@ class Leader:
                 timing.keeper_poll_s,
             )
             for kind in registry.units
+            if kind.steps is not None
         ]
 
     @property

@@ -88,14 +88,17 @@ async def balance(
             registry=registry,
             wall=runtime.wall,
         )
-        store = BalancerStore(coordinator, signer.public, changed, registry.planners)
+        store = BalancerStore(
+            *(coordinator, signer.public, changed, registry.planners), lambda: provider.state().engine_processes_max
+        )
+        provider = _provider(setup, store)
         spark = None
         if setup.windows is Way.SPARK:
             spark = WindowReader(where, limits, changed, runtime, registry.load)
         balancing = BalancerShell(
             store,
             TelemetryReader(*setup.reader, limits, changed, runtime),
-            _provider(setup, store),
+            provider,
             setup.audit,
             lambda: leader.leading,
             setup.settings,
