@@ -35,7 +35,7 @@ from shoal.engine.links import (
     member_channel,
     orders_channel,
 )
-from shoal.engine.load_meter import LoadMeter, Reading
+from shoal.engine.load_meter import EngineLoadMeter, Reading
 from shoal.engine.measures import Meter
 from shoal.engine.member_shell import STATUS_EVERY_S, forget
 from shoal.engine.messages import LANES, call_channel, decode_letter, lane_channel
@@ -91,7 +91,7 @@ class HeadShell:
         self._rules = rules
         self._cpu_s = cpu_s
         self._meter = meter or Meter()
-        self._load_meter = LoadMeter()
+        self._load_meter = EngineLoadMeter()
         self._lease_until = asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
         self.core: Engine | None = None
         self.director = Director(name, lease.token, limits, rules)
