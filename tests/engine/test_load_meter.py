@@ -11,7 +11,7 @@ from tests.support.lone_engine import LoneEngine
 from shoal.engine.engine_report import EngineReport, decode_report, encode_report
 from shoal.engine.event_waits import BOUNDS_MS, GROWTH, EventWaits, quantile_ms
 from shoal.engine.links import Status, decode_to_head, encode
-from shoal.engine.load_meter import WINDOW_S, LoadMeter, Reading
+from shoal.engine.load_meter import WINDOW_S, EngineLoadMeter, Reading
 from shoal.engine.measures import Measures, Meter
 from shoal.engine.messages import Add, Event, Letter, Open, Ready
 from shoal.filters import encode_event, parse
@@ -88,7 +88,7 @@ WAITS = tuple(EventWaits().counts)
 
 
 def test_the_load_is_that_of_the_last_seconds() -> None:
-    meter = LoadMeter()
+    meter = EngineLoadMeter()
     for at in range(21):
         busy = 0.2 if at <= 10 else 0.2 * (1 + 3 * (at - 10) / at)
         load = meter.measure(
@@ -100,7 +100,7 @@ def test_the_load_is_that_of_the_last_seconds() -> None:
 
 
 def test_it_begins_again_with_another_configuration() -> None:
-    meter = LoadMeter()
+    meter = EngineLoadMeter()
     meter.measure("1-1-1", {"a": reading(0.0)}, WAITS, ["a"], 0.0)
     meter.measure("1-1-1", {"a": reading(9.0)}, WAITS, ["a"], 9.0)
     changed = meter.measure("1-2-1", {"a": reading(10.0), "b": reading(1.0)}, WAITS, ["a"], 10.0)
@@ -111,7 +111,7 @@ def test_it_begins_again_with_another_configuration() -> None:
 
 
 def test_posting_belongs_to_the_exit_point_and_processes_that_wait_are_slowed_down() -> None:
-    meter = LoadMeter()
+    meter = EngineLoadMeter()
     meter.measure("x", {"a": reading(0.0), "b": reading(0.0)}, WAITS, ["a"], 0.0)
     some = {"matching_cpu_s": 0.4, "merging_cpu_s": 0.2, "posting_cpu_s": 0.1, "turn_s": 2.0, "turn_cpu_s": 1.0}
     load = meter.measure("x", {"a": reading(1.0, **some), "b": reading(1.0, **some)}, WAITS, ["a"], 2.0)
@@ -123,7 +123,7 @@ def test_posting_belongs_to_the_exit_point_and_processes_that_wait_are_slowed_do
 
 
 def test_a_process_that_comes_in_between_is_counted_from_then_on() -> None:
-    meter = LoadMeter()
+    meter = EngineLoadMeter()
     meter.measure("x", {"a": reading(0.0, taken=10)}, WAITS, ["a"], 0.0)
     load = meter.measure("x", {"a": reading(1.0, taken=20), "b": reading(50.0, taken=1000)}, WAITS, ["a"], 2.0)
     assert load.events_per_s == 5.0

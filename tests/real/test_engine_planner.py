@@ -18,7 +18,7 @@ from shoal.cluster.local import LocalCluster
 from shoal.config import environment_of
 from shoal.filters.index.warm_up import warm_up
 
-WAIT_S = 180.0
+WAIT_S = 300.0
 FILTERS = 20_000
 SETTINGS = BalanceSettings(window_s=1, engine_settle_s=4.0, engine_shrink_s=3600.0, engine_latency_ms=10_000.0)
 """The wait is not the reason: on a busy machine it depends on what else runs."""
@@ -46,18 +46,15 @@ async def _until(capsys: pytest.CaptureFixture[str], where: tuple[str, ...], **w
             return facts
         if time.monotonic() > deadline:
             raise AssertionError(f"not {wanted}: {facts or said}")
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
 
 
 async def test_an_overloaded_matcher_gets_help(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for limit in (
-        "engine_lease_s",
-        "engine_member_silent_s",
-        "engine_join_s_max",
-    ):
-        monkeypatch.setenv(f"SHOAL_LIMITS_{limit.upper()}", "20")
+    # This is about load, not about death: on a busy machine, a turn with costly filters takes long.
+    for limit in ("engine_lease_s", "engine_member_silent_s", "engine_join_s_max", "engine_change_s_max"):
+        monkeypatch.setenv(f"SHOAL_LIMITS_{limit.upper()}", "120")
     state = tmp_path / "state"
     where = ("--state-dir", str(state))
     environment = environment_of(balance=SETTINGS)

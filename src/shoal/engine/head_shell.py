@@ -26,7 +26,7 @@ from shoal.engine.engine_report import (
 )
 from shoal.engine.event_waits import EventWaits
 from shoal.engine.links import Stage, Status, decode_to_head, encode, head_channel, orders_channel
-from shoal.engine.load_meter import LoadMeter, Reading
+from shoal.engine.load_meter import EngineLoadMeter, Reading
 from shoal.engine.member_shell import STATUS_EVERY_S, MemberShell, forget
 from shoal.engine.messages import Roll, call_channel
 from shoal.engine.outbox import Listening, Wire
@@ -77,7 +77,7 @@ class HeadShell:
         self._limits = limits
         self._rules = rules
         self._member = member
-        self._load_meter = LoadMeter()
+        self._load_meter = EngineLoadMeter()
         self._lease_until = asked_at + lease.ttl_s * (1 - CLOCK_SHARE)
         self.director: Director | None = None
         self._members: Listening | None = None

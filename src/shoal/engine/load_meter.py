@@ -34,7 +34,7 @@ class _Sample(NamedTuple):
     waits: tuple[int, ...]
 
 
-class LoadMeter:
+class EngineLoadMeter:
     """Measures one instance."""
 
     def __init__(self) -> None:
