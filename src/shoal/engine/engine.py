@@ -18,7 +18,7 @@ from shoal.engine.configuration import Configuration
 from shoal.engine.event_waits import EventWaits
 from shoal.engine.exit_point import Post
 from shoal.engine.links import TURN_MAX, Batch, Events, Step, ToMember
-from shoal.engine.measures import Meter
+from shoal.engine.measures import ACCESS, Meter
 from shoal.engine.messages import Letter, Roll
 from shoal.engine.operators import Operators
 from shoal.limits import Limits
@@ -89,7 +89,6 @@ class Engine:
         if now >= self.lease_until and LEASE_CHECKED in self._rules:
             return []
         access_point, operators, meter = self.access_point, self.operators, self.operators.meter
-        began = meter.cpu_s()
         self._settle()
         for client, letter in received:
             if letter is None:
@@ -99,7 +98,7 @@ class Engine:
         access_point.tick(now)
         self.waits.settled(access_point.settled_all, now)
         self._take(list(access_point.take_batches()), now)
-        meter.access_cpu_s += meter.cpu_s() - began
+        meter.lap(ACCESS)
         self._fan_out()
         operators.work()
         posts = operators.flush()

@@ -292,7 +292,8 @@ class HeadShell:
 
     def _turn(self, core: Engine, outbox: Outbox) -> None:
         now, meter = asyncio.get_running_loop().time, self._meter
-        began, began_cpu = now(), meter.cpu_s()
+        began = now()
+        meter.begin()
         if not core.has_backlog:
             self._read_lanes(core)
         self._hear_members(core)
@@ -302,8 +303,7 @@ class HeadShell:
         outbox.fan(fan)
         outbox.links(links)
         outbox.letters(letters)
-        meter.turn_s += now() - began
-        meter.turn_cpu_s += meter.cpu_s() - began_cpu
+        meter.end(now() - began)
         if core.operators.failed:
             raise InstanceEndsError(core.operators.failed)
 

@@ -178,14 +178,14 @@ class MemberShell:
             return False
         ready = operators.ready
         meter, now = self._meter, asyncio.get_running_loop().time
-        began, began_cpu = now(), meter.cpu_s()
+        began = now()
+        meter.begin()
         self._read(operators)
         operators.work()
         outbox.letters(operators.flush())
         links, operators.links = operators.links, []
         outbox.links(links)
-        meter.turn_s += now() - began
-        meter.turn_cpu_s += meter.cpu_s() - began_cpu
+        meter.end(now() - began)
         settled = operators.settled()
         if settled:
             self._settled = settled

@@ -10,7 +10,7 @@ from shoal.engine.configuration import Configuration
 from shoal.engine.exit_point import ExitPoint, Post
 from shoal.engine.links import Batch, Changes, Events, Part, ToMember
 from shoal.engine.matcher import Matcher
-from shoal.engine.measures import Meter
+from shoal.engine.measures import MATCHING, MERGING, Meter
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules
 
@@ -75,11 +75,10 @@ class Operators:
         if self.exit_point is not None:
             self.exit_point.heard(batch)
         if self.matcher is not None:
-            began = self.meter.cpu_s()
             self.matcher.heard(batch)
             self._route()
             self._count(batch)
-            self.meter.matching_cpu_s += self.meter.cpu_s() - began
+            self.meter.lap(MATCHING)
 
     def _count(self, batch: Batch) -> None:
         body = batch.body
@@ -103,17 +102,15 @@ class Operators:
 
     def work(self) -> None:
         """Does a slice of the work that takes long, and delivers what is complete."""
-        meter = self.meter
-        if self.matcher is not None:
-            began = meter.cpu_s()
+        if self.matcher is not None and self.matcher.is_busy:
             self.matcher.work()
+            self.meter.lap(MATCHING)
+        if self.matcher is not None:
             self._route()
-            meter.matching_cpu_s += meter.cpu_s() - began
         if self.exit_point is not None:
-            began, before = meter.cpu_s(), self.exit_point.deliveries
+            before = self.exit_point.deliveries
             self.exit_point.join()
-            meter.delivered += self.exit_point.deliveries - before
-            meter.merging_cpu_s += meter.cpu_s() - began
+            self.meter.delivered += self.exit_point.deliveries - before
 
     def _route(self) -> None:
         assert self.matcher is not None
@@ -129,9 +126,8 @@ class Operators:
         """The letters that go now."""
         if self.exit_point is None:
             return []
-        began = self.meter.cpu_s()
         posts = self.exit_point.flush()
-        self.meter.merging_cpu_s += self.meter.cpu_s() - began
+        self.meter.lap(MERGING)
         return posts
 
     def settled(self) -> int:
