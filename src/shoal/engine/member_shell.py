@@ -200,15 +200,15 @@ class MemberShell:
             outbox.post()
             return False
         meter, now = self._meter, asyncio.get_running_loop().time
-        began, began_cpu = now(), meter.cpu_s()
+        began = now()
+        meter.begin()
         self._read(operators)
         letters = operators.turn(now())
         fan, links = operators.take_links()
         outbox.fan(fan)
         outbox.links(links)
         outbox.letters(letters)
-        meter.turn_s += now() - began
-        meter.turn_cpu_s += meter.cpu_s() - began_cpu
+        meter.end(now() - began)
         settled = operators.take_settled()
         if settled is not None and operators.has_others:
             outbox.head(settled)

@@ -36,7 +36,7 @@ from shoal.engine.links import (
     ToMember,
 )
 from shoal.engine.matcher import Matcher
-from shoal.engine.measures import Meter
+from shoal.engine.measures import ACCESS, MATCHING, MERGING, Meter
 from shoal.engine.messages import Letter
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
@@ -241,11 +241,10 @@ class Operators:
         if self.exit_point is not None:
             self.exit_point.heard(batch)
         if self.matcher is not None:
-            began = self.meter.cpu_s()
             self.matcher.heard(batch)
             self._route()
             self._count(batch)
-            self.meter.matching_cpu_s += self.meter.cpu_s() - began
+            self.meter.lap(MATCHING)
 
     def _count(self, batch: Batch) -> None:
         body = batch.body
@@ -286,24 +285,23 @@ class Operators:
         self._settle()
         point, meter = self.access_point, self.meter
         if point is not None:
-            began = meter.cpu_s()
             self.waits.settled(point.settled_all, now)
             if now < self.lease_until or LEASE_CHECKED not in self._rules:
                 self._take_letters(point, now)
-            meter.access_cpu_s += meter.cpu_s() - began
+            meter.lap(ACCESS)
         self._hear_own()
-        if self.matcher is not None:
-            began = meter.cpu_s()
+        if self.matcher is not None and self.matcher.is_busy:
             self.matcher.work()
             self._route()
-            meter.matching_cpu_s += meter.cpu_s() - began
+            meter.lap(MATCHING)
         if self.exit_point is None:
             return []
-        began, before = meter.cpu_s(), self.exit_point.deliveries
+        before = self.exit_point.deliveries
         self.exit_point.join()
         posts = self.exit_point.flush()
+        self._settle()  # what no filter matches is delivered
         meter.delivered += self.exit_point.deliveries - before
-        meter.merging_cpu_s += meter.cpu_s() - began
+        meter.lap(MERGING)
         return posts
 
     def _take_letters(self, point: AccessPoint, now: float) -> None:

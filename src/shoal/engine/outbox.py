@@ -12,7 +12,7 @@ from typing import Protocol
 
 from shoal.engine.exit_point import Post
 from shoal.engine.links import Batch, ToHead, ToMember, encode, fan_channel, head_channel, member_channel
-from shoal.engine.measures import Meter
+from shoal.engine.measures import POSTING, Meter
 from shoal.engine.messages import seat_channel
 from shoal.errors import NotConfirmedError, ShoalError
 from shoal.message import Item
@@ -84,9 +84,9 @@ class Outbox:
     def post(self) -> None:
         """Posts as much as there is room for."""
         if self._waiting:
-            began = self._meter.cpu_s()
+            self._meter.begin()
             self._post()
-            self._meter.posting_cpu_s += self._meter.cpu_s() - began
+            self._meter.lap(POSTING)
 
     def _post(self) -> None:
         waiting = self._waiting

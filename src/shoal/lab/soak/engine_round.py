@@ -333,7 +333,7 @@ class EngineRound:
         engines = [child for child in cluster.status().processes if child.kind == "engine"]
         victim = engines[turn % len(engines)]
         lease = await self._coordinator.lease_of(lease_name(MAIN))
-        serves = lease is not None and lease.holder.startswith(f"engine-{victim.pid}-")
+        serves = lease is not None and lease.holder.startswith(f"{victim.name}-")
         self._outcome.exercised[SERVING if serves else STANDBY] += 1
         self._outcome.faults += 1
         self._kills.append(time.monotonic())
