@@ -14,8 +14,9 @@ With `--tls`, or SHOAL_LOCAL_TLS=true, clusters use TLS unless a test asks for o
 
 A Spark session takes seconds to start, and so does a cluster. Tests that share one run in one worker: `GROUPS` names
 the fixtures, and `--dist loadgroup` keeps their tests together; `only_one_worker` fails if it does not. Tests with a
-fixture of scope `module` run in one worker too: otherwise each worker would make its own. The tiers run in the order
-spark, real, core, so that the long tests are not the last ones. `--cost` prints the CPU seconds of modules and tests.
+fixture of scope `module` run in one worker too: otherwise each worker would make its own. The groups come first, the
+largest before the others. Then the tiers run in the order spark, real, core, so that the long tests are not the last
+ones. `--cost` prints the CPU seconds of modules and tests; `--schedule FILE` writes when and where each test ran, too.
 
 No property test is judged by the time it takes: machines are shared. To look for new examples, run with
 `SHOAL_EXAMPLES=random`; an example that fails then is replayed from Hypothesis' own database.
@@ -77,13 +78,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Adds the suite's options."""
     parser.addoption("--tls", action="store_true", help="run real clusters with TLS")
     parser.addoption("--cost", action="store_true", help="print CPU seconds by module and test, children included")
+    parser.addoption("--schedule", default="", metavar="FILE", help="--cost, and write when and where each test ran")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Makes TLS the default of clusters in this process, and of `shoal up` in others. Chooses Java's compiler."""
     os.environ.setdefault("JAVA_TOOL_OPTIONS", f"{SHORT_JAVA} {PLAIN_SPARK}")
-    if config.getoption("--cost"):
-        config.pluginmanager.register(CpuCost(measures=not config.getoption("numprocesses", 0)))
+    if config.getoption("--cost") or config.getoption("--schedule"):
+        measures = not config.getoption("numprocesses", 0)
+        config.pluginmanager.register(CpuCost(measures, config.getoption("--schedule")))
     if config.getoption("--tls") or os.environ.get("SHOAL_LOCAL_TLS", "").lower() in ("true", "1"):
         from shoal.cluster.local import LocalCluster
 

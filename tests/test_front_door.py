@@ -96,7 +96,7 @@ def test_it_is_found_through_links(target: str, door: Door, tmp_path: Path) -> N
 
 def test_the_tests_run_at_the_root_in_parallel(door: Door, tmp_path: Path) -> None:
     done = door.run("test", "-k", "one", cwd=tmp_path)
-    workers = min((os.cpu_count() or 2) + 2, 5)
+    workers = min((os.cpu_count() or 2) + 4, 6)
     assert done.stdout == f"python in {door.home}: -m pytest -n {workers} --dist loadgroup -k one\n"
 
 

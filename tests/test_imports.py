@@ -13,9 +13,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
+import pytest
 from tests.support.import_graph import ImportGraph, absolute_base
 
+pytestmark = pytest.mark.xdist_group("imports")
 SOURCE: Final = ImportGraph()
+"""All tests of the module use its parsed sources, so they run in one worker."""
 
 # Layers
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -28,7 +29,6 @@ async def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
     limits = Limits(server_lease_s=LEASE_S)
     state = tmp_path / "state"
     monkeypatch.setenv("SHOAL_STATE_DIR", str(state))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     async with LocalCluster(2, state, limits=limits, timing=timing, agent_command=patient_agent) as started:
         yield started
 
@@ -78,7 +78,8 @@ async def test_clients_that_read_their_password_go_on_and_others_are_told(
     tls = cluster.state.tls_for("client")
     scheme, query = ("shoal", "") if tls is None else ("shoals", f"&{tls.query()}")
     by_file = f"{scheme}://client@{place}?password_file={file}{query}"
-    async with shoal.connect() as local, shoal.connect(by_file) as filed, shoal.connect(cluster.url) as fixed:
+    connect = functools.partial(shoal.connect, cache_dir=tmp_path / "cache")
+    async with connect() as local, connect(by_file) as filed, connect(cluster.url) as fixed:
         async with local.subscribe("kept") as first, filed.subscribe("kept") as second:
             lost = await fixed.subscribe("kept").open()
             await fixed.publish("kept", b"before", confirm=True)
@@ -108,14 +109,14 @@ async def lost_login(messages: shoal.Subscription) -> bool:
 
 
 async def test_the_clusters_own_processes_use_the_new_passwords(
-    cluster: LocalCluster, capsys: pytest.CaptureFixture[str]
+    cluster: LocalCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, facts = await run_json_command(capsys, "users", "rotate")
     assert (status, facts["roles"]) == (0, list(ROLES))
     status, facts = await run_json_command(capsys, "users", "revoke")
     assert (status, facts["roles"]) == (0, list(ROLES))
     assert await accepted(cluster, AGENT, cluster.state.passwords[AGENT]) == {True}
-    async with shoal.connect() as bus, bus.subscribe("still") as messages, asyncio.timeout(WAIT_S):
+    async with shoal.connect(cache_dir=tmp_path) as bus, bus.subscribe("still") as messages, asyncio.timeout(WAIT_S):
         await bus.publish("still", b"x", confirm=True)
         assert isinstance(await messages.get(), Message)
     status, _ = await run_json_command(capsys, "plan", "show")

@@ -9,16 +9,18 @@ from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
 from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS, VARIANTS
 from shoal.leader.record_watch import RecordWatch
 
+pytestmark = pytest.mark.xdist_group("sim_balancer")
+
 CATCHING: dict[str, int] = {
     "fence": 3,
     "drained": 1,
     "one_at_a_time": 4,
     "basis": 2,
-    "pinned": 1,
+    "pinned": 3,
     "once": 1,
     "settle": 4,
     "fresh_load": 3,
-    "guest": 2,
+    "guest": 4,
     "state_first": 0,
 }
 """Seeds that are known to catch a broken rule."""

@@ -14,6 +14,8 @@ from shoal.lab.sim.scenarios.shape import Shape
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.rules import ALL_RULES, Rule, declared, rule, without
 
+pytestmark = pytest.mark.xdist_group("sim_channels")
+
 CATCHING: dict[str, tuple[int, ...]] = {
     "dedupe": (1,),
     "order": (6,),
@@ -31,7 +33,7 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "peer_tags": (27,),
     "fresh_heartbeats": (25,),
     "tags": (3,),
-    "refute": (27,),
+    "refute": (32,),
     "retract": (18,),
     "away": (10,),
     "complete": (36,),

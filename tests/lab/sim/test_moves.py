@@ -10,12 +10,14 @@ from shoal.lab.sim.scenarios.moves import run_seed
 from shoal.lab.sim.scenarios.moves_corners import BREAKS, CORNERS, VARIANTS
 from shoal.rules import declared, without
 
+pytestmark = pytest.mark.xdist_group("sim_moves")
+
 CATCHING: dict[str, tuple[int, ...]] = {
     "forward_old_to_new": (1,),
     "forward_new_to_old": (1,),
     "home_help": (1,),
     "version_in_header": (1,),
-    "mark_forwarded": (0,),
+    "mark_forwarded": (1,),
     "forward_authentic": (1,),
     "all_unended_placements": (3,),
     "prepare": (1,),
