@@ -22,7 +22,7 @@
 -- `due` that belongs to such a shard.
 --
 -- The line of a sealed shard has the facts of the copy: since, clock, counter, start of the generation of ids, messages,
--- keys, whether the queue is paused. That of an imported one: since, cursor, difference of the clocks, messages, keys.
+-- keys, the latest change of pause (odd: the queue is paused). That of an imported one: since, cursor, difference of the clocks, messages, keys.
 
 local PAGE_MESSAGES, PAGE_BYTES = 1000, 1048576
 local CHUNK = 1000 -- arguments of one command
@@ -125,7 +125,7 @@ local function shelve(shard, since)
   in_chunks('RPUSH', prefix .. shard .. ':ship', names)
   local line = table.concat({
     since, text(state.now), text(state.counter), text(state.generation_at), text(messages), text(keys),
-    text(conf.paused),
+    redis.call('HGET', shards, 'paused') or text(conf.paused),
   }, ' ')
   redis.call('HSET', shards, shard, line)
   return line
@@ -275,13 +275,15 @@ end
 
 local function import(shard, line, facts, first, to)
   local clock, counter, generation_at, messages_all, keys_all, paused =
-    string.match(facts, '^%d+ (%d+) (%d+) (%d+) (%d+) (%d+) (%d)$')
+    string.match(facts, '^%d+ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   local since, cursor, shift, messages, keys = unpack(line)
   messages, keys = tonumber(messages), tonumber(keys)
   if cursor == NOTHING then
     shift = text(state.now - tonumber(clock))
     state.counter = math.max(state.counter, tonumber(counter))
-    conf.paused = math.max(conf.paused, tonumber(paused))
+    local change = math.max(tonumber(redis.call('HGET', shards, 'paused') or conf.paused), tonumber(paused))
+    redis.call('HSET', shards, 'paused', text(change))
+    conf.paused = change % 2
     save_conf()
   end
   local names, due = {}, {}
