@@ -7,6 +7,7 @@ from tests.lab.sim.broken_rules import assert_noticed
 
 from shoal.lab.sim.scenarios.queue import CORNERS, VARIANTS, run_seed
 from shoal.lab.sim.scenarios.queue_history import ACCEPTED, QueueCheck, QueueHistory
+from shoal.plan.queue_settings import QueueSettings
 from shoal.rules import without
 
 
@@ -46,6 +47,7 @@ class Story:
 
     def __init__(self) -> None:
         self.history = QueueHistory()
+        self.history.set_settings(QueueSettings(attempts_max=2, dedupe_s=100.0), 0.0)
         self.now = 0.0
 
     def put(self, outcome: str = ACCEPTED, id: str = "") -> int:
@@ -62,8 +64,7 @@ class Story:
             start.confirmed_at = self.now + 0.2 if confirmed else None
 
     def kinds(self, stored: tuple[int, ...] = (), dead: tuple[int, ...] = ()) -> set[str]:
-        check = QueueCheck(self.history, attempts_max=2, dedupe_s=100.0)
-        verdict = check.judge([*stored], dict.fromkeys(dead, 2))
+        verdict = QueueCheck(self.history).judge([*stored], dict.fromkeys(dead, 2))
         return {text.split(":")[0] for text in verdict.violations}
 
 
