@@ -713,7 +713,13 @@ class QueueRun(Scenario):
             self.exercised["key rehomed"] += jobs.rehomed
         if not self._settled:
             verdict.violate("unsettled", f"a move or a request has not ended: {self.operator.entry}")
-        stored = self._stored
+        stored, entry = self._stored, self.operator.entry
+        for name in self.stores:
+            conf = self.values(name).get(self.prefix + b"conf")
+            if entry is None or entry.inherits or not isinstance(conf, bytes):
+                continue
+            if int(conf.split()[0]) != entry.version:
+                verdict.violate("growth", f"{name} keeps a queue that was dropped: {conf!r}")
         numbers = stored.numbers()
         for name in self.current_stores:
             one = StoredQueue(self.values(name), stored.prefix)
