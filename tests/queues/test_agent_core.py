@@ -225,6 +225,15 @@ def test_copies_of_a_dropped_queue_whose_shards_had_moved_away_make_room_for_the
     assert "version 3" in store.status().trouble, "an open shard may have messages that count"
 
 
+def test_a_queue_that_a_late_call_made_again_after_it_was_dropped_makes_room_for_the_next_one() -> None:
+    for puts, commands in ((b"0", ["drop", "create", "share"]), (b"1", [])):
+        store = Store()
+        store.keys[PREFIX + b"conf"] = b"3 2 1000 1000 1000 3 1000 1000 1000 5000 0 0"
+        store.keys[PREFIX + b"state"] = b"17 99 1 " + b"0 " * 11 + puts + b" 0 0 0 0"
+        store.give(entry_of())
+        assert store.done() == commands
+
+
 def test_a_reply_for_a_queue_that_was_dropped_is_not_taken_for_the_next_one_of_its_name() -> None:
     """The agent ended with an error (`shoal sim queue`)."""
     store = Store()

@@ -7,6 +7,7 @@ Owns the steps of each queue and the report about them. Entries and the store's 
     read --other limits--> configure --> share                so that clients find it without the coordinator
     read --as it should be--> in force
     read --an older version, of which this store continues shards--> renew --> share
+    read --an older version that was dropped, of which only copies or nothing is here--> delete, page by page --> create
     read --an older version that was abandoned--> shut: clients are sent away; the messages stay until the queue comes
                                                   back to this store, under its new version
     read --dropped, there--> delete, page by page --> unshare --> in force
@@ -314,6 +315,7 @@ class StoreAgentCore:
             case Step.READ:
                 yield (b"GET", prefix + b"conf")
                 yield (b"GET", prefix + b"entry")
+                yield (b"GET", prefix + b"state")
             case Step.CREATE | Step.CONFIGURE:
                 words = [b"%d" % word for word in settings_at(queue.entry, self.store).words(queue.entry.version)]
                 if queue.step is Step.CREATE:
@@ -347,8 +349,8 @@ class StoreAgentCore:
         """The step after the current one, by the replies to it."""
         match queue.step:
             case Step.READ:
-                conf, copy = replies
-                return self._after_reading(queue, conf, copy, now)
+                conf, copy, state = replies
+                return self._after_reading(queue, conf, copy, state, now)
             case Step.CREATE | Step.CONFIGURE | Step.RENEW:
                 return Step.SHARE
             case Step.SHUT:
@@ -361,7 +363,9 @@ class StoreAgentCore:
             case _:
                 return Step.DONE
 
-    def _after_reading(self, queue: _Queue, conf: bytes | None, copy: bytes | None, now: float) -> Step:
+    def _after_reading(
+        self, queue: _Queue, conf: bytes | None, copy: bytes | None, state: bytes | None, now: float
+    ) -> Step:
         entry = queue.entry
         if conf is not None and _CONF.fullmatch(conf) is None:
             self._trouble(queue, "the store holds a damaged queue: restore its directory from a copy", now)
@@ -373,7 +377,9 @@ class StoreAgentCore:
             return Step.DONE if copy is None else Step.UNSHARE
         if words is not None and conf is not None and words[0] != entry.version:
             dropped = not entry.inherits and words[0] < entry.version
-            if _is_tombstone(conf) or (queue.named and _is_shut(conf)) or (dropped and _has_no_open(conf)):
+            if _is_tombstone(conf) or (queue.named and _is_shut(conf)):
+                return Step.DELETE
+            if dropped and (_has_no_open(conf) or _is_unused(state)):
                 return Step.DELETE
             if entry.inherits and words[0] < entry.version:
                 queue.is_here = queue.named
@@ -427,6 +433,11 @@ def _has_no_open(conf: bytes) -> bool:
     """Whether a queue has only copies of shards on the store: they were moved, or given up, and not deleted yet."""
     letters = conf.split()[CONF_WORDS:]
     return bool(letters) and b"o" not in letters[0]
+
+
+def _is_unused(state: bytes | None) -> bool:
+    """Whether a queue was never used: a call that a network had kept made it again after it was dropped."""
+    return state is not None and state.split()[2:] == [b"1", *[b"0"] * 16]
 
 
 def _is_tombstone(conf: bytes) -> bool:
