@@ -305,6 +305,20 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     assert model_keys(world.pair.model) == real_keys(real)
 
 
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_move_does_not_end_a_lease_from_before_it_was_shortened(real: RealClient, aborted: bool) -> None:
+    """The consumer still counts on its long lease, and another one would get its keys."""
+    world = Shard1(real, Random(1))
+    short = (*CONF[:9], b"1000", *CONF[10:])
+    world.ship(b"place", 2, b"2", b"gig", *short, to=OTHER)
+    assert world.pair.run("admin", b"configure", *short, b"2") == 1
+    world.copy(3, b"2")
+    states, prefix = (b"ooo", PREFIX) if aborted else (b"gog", OTHER)
+    assert world.ship(b"place", 4, b"0" if aborted else b"2", states, *short, to=prefix) == []
+    now = int(real.call(b"GET", prefix + b"state").split()[0])
+    assert float(real.call(b"ZSCORE", prefix + b"leases", b"c1")) - now == 5000
+
+
 def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_nothing(real: RealClient) -> None:
     world = Shard1(real, Random(7))
     before, stats = world.content(PREFIX), world.pair.run("look", b"stats")

@@ -2,17 +2,17 @@
 --
 --   KEYS[1]  prefix of the queue
 --   ARGV     version, caller, number of the call, operation, then its arguments
---     pause change          stop giving out keys (odd) or continue (even), unless the store knows a later change; returns
---                           the latest. It moves with shards, so the latest wins whatever way it comes
---     purge count           drop up to `count` keys, messages and delayed messages; returns how many messages, and how
---                           many of all: fewer than `count` if nothing is left. Shards that are not open here stay: they
---                           are being copied, or are elsewhere
+--     pause change          stop giving out keys (odd) or continue (even), unless the store knows a later change;
+--                           returns the latest. It moves with shards, so the latest wins whatever way it comes
+--     purge count           drop up to `count` keys, messages and delayed messages; returns how many messages, and
+--                           how many of all: fewer than `count` if nothing is left. Shards that are not open here stay:
+--                           they are being copied, or are elsewhere
 --     forget id...          drop dead letters
 --     replay id             put a dead letter back: to the head of a halted key, otherwise to the tail
 --     release shard key     let a halted key continue with its next message
 --
--- A call that comes again, because its reply was lost, gets the same reply again. One that is older than the last call of
--- its caller changes nothing.
+-- A call that comes again, because its reply was lost, gets the same reply again. One that is older than the last call
+-- of its caller changes nothing.
 
 local refused = load_version(ARGV[1])
 if refused then
