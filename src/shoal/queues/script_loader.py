@@ -19,11 +19,12 @@ from typing import Final
 
 from shoal.rules import ALL_RULES, Rule, Rules, rule
 
+CLOCK_CLAMP: Final = rule("clock_clamp", "A jump of the server's clock ends no lease and makes nothing due.")
 REPAIR_SEQUENCE: Final = rule(
     "repair_sequence", "A repair that is sent again is carried out once, and none after a later one."
 )
 RULES: Final[tuple[Rule, ...]] = (
-    rule("clock_clamp", "A jump of the server's clock ends no lease and makes nothing due."),
+    CLOCK_CLAMP,
     rule("done_once", "A `done` that comes again removes no further message."),
     rule("one_owner", "A key that is held is not given to a second consumer."),
     rule("producer_sequence", "A batch that is sent again after a lost reply is stored once."),

@@ -72,7 +72,7 @@ from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
-from shoal.queues.script_loader import REPAIR_SEQUENCE, RULES, load_scripts
+from shoal.queues.script_loader import CLOCK_CLAMP, REPAIR_SEQUENCE, RULES, load_scripts
 from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
@@ -182,6 +182,12 @@ _LOSES: Final[dict[str, Any]] = {
 VARIANTS: Final[dict[str, Variant]] = {
     RETURN_CHECK: {**_LOSES, "late_abandons": 0.0, "unplugged": 1.0},
     STORE_OPENED: {**_LOSES, "late_abandons": 1.0},
+    CLOCK_CLAMP: {
+        "fixed_faults": _CALM,
+        "store_counts": (1,),
+        "operators": 0.0,
+        "fixed_shape": {"jumps": True, "slow": True, "in_flight": 4, "key_count": 6, "pace_s": 0.1},
+    },
     REPAIR_SEQUENCE: {
         "fixed_faults": _CALM | {"resets_per_s": 2.0, "stalls_per_s": 2.0, "stall_s": STALL_S},
         "store_counts": (1,),
