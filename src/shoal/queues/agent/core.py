@@ -23,7 +23,8 @@ shards were abandoned would go on with messages that are given up.
 
 A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
 The core reports that instead of hiding it behind an empty queue. Nor does it touch a queue of another version than the
-plan's: an operator decides about its messages.
+plan's: an operator decides about its messages. A queue that was dropped, and of which only copies of moved shards or
+nothing is left, is deleted.
 """
 
 from __future__ import annotations

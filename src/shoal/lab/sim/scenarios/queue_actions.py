@@ -136,9 +136,12 @@ class Operator:
 
     def _check_not_found(self, doing: str, error: QueueNotFoundError, before: QueueEntry | None) -> None:
         """A queue that is there all the time is found. After an abandon, stores that keep shards need a moment; after a
-        drop, a client that does not reach the coordinator may know the queue of before."""
-        entry = self._run.operator.entry
-        if before is None or entry is None or entry.inherits or entry.dropped or self._run.history.dropped_at:
+        drop, a client that does not reach the coordinator may know the queue of before. A store that was started without
+        its directory has no queue."""
+        run, entry = self._run, self._run.operator.entry
+        if run.history.dropped_at or run.recovers:
+            return
+        if before is None or entry is None or entry.inherits or entry.dropped:
             return
         if entry.version == before.version:
             self._run.violated("not found", f"{doing} at t={self._run.world.now:.3f}: {error}")
