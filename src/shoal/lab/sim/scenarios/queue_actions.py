@@ -135,9 +135,9 @@ class Operator:
         return found, first
 
     def _check_not_found(self, doing: str, error: QueueNotFoundError, before: QueueEntry | None) -> None:
-        """A queue that is there all the time is found. After an abandon, stores that keep shards need a moment; after a
-        drop, a client that does not reach the coordinator may know the queue of before. A store that was started without
-        its directory has no queue."""
+        """A queue that is there all the time is found. After an abandon, stores that keep shards need a moment. After a
+        drop, a client that does not reach the coordinator may know the queue of before. A store that was started
+        without its directory has no queue."""
         run, entry = self._run, self._run.operator.entry
         if run.history.dropped_at or run.recovers:
             return
