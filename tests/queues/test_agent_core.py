@@ -88,7 +88,7 @@ class Store:
                         return [3, 3]
                     self.keys.pop(prefix + b"conf", None)
                     return [0, 0]
-                self.keys[prefix + b"conf"] = b" ".join(arguments)
+                self.keys[prefix + b"conf"] = b" ".join(arguments[: 13 if operation == b"create" else 12])
                 return 1
         return b"OK"
 
@@ -208,6 +208,48 @@ def test_a_dropped_queue_is_deleted_page_by_page_and_reported() -> None:
     assert store.status() == QueueStatus(gone.newness)
     store.core.forget(b"orders")
     assert store.core.statuses == {}
+
+
+def test_copies_of_a_dropped_queue_whose_shards_had_moved_away_make_room_for_the_next_one() -> None:
+    """The agent was away while shards moved and the queue was dropped. It refused the next queue for ever
+    (`shoal sim queue`)."""
+    old = b"3 2 1000 1000 1000 3 1000 1000 1000 5000 0 0 "
+    store = Store()
+    store.keys[PREFIX + b"conf"] = old + b"ms"
+    store.give(entry_of())
+    assert store.done() == ["drop", "create", "share"]
+    store = Store()
+    store.keys[PREFIX + b"conf"] = old + b"so"
+    store.give(entry_of())
+    assert store.done() == []
+    assert "version 3" in store.status().trouble, "an open shard may have messages that count"
+
+
+def test_a_queue_that_a_late_call_made_again_after_it_was_dropped_makes_room_for_the_next_one() -> None:
+    for puts, commands in ((b"0", ["drop", "create", "share"]), (b"1", [])):
+        store = Store()
+        store.keys[PREFIX + b"conf"] = b"3 2 1000 1000 1000 3 1000 1000 1000 5000 0 0"
+        store.keys[PREFIX + b"state"] = b"17 99 1 " + b"0 " * 11 + puts + b" 0 0 0 0"
+        store.give(entry_of())
+        assert store.done() == commands
+
+
+def test_a_reply_for_a_queue_that_was_dropped_is_not_taken_for_the_next_one_of_its_name() -> None:
+    """The agent ended with an error (`shoal sim queue`)."""
+    store = Store()
+    store.give(entry_of())
+    store.core.connected()
+    (load,) = store.core.asks(0.0)
+    store.core.replied(load.unit, [b"sha"] * len(load.requests), 0.0)
+    (read,) = [ask for ask in store.core.asks(0.0) if ask.unit == b"orders"]
+    store.core.forget(b"orders")
+    store.core.entry(SIGNER.line(entry_of(version=7)))
+    store.core.replied(read.unit, [b"OK"], 0.0)
+    store.keys.clear()
+    store.done()
+    store.run()
+    assert store.done() == ["create", "share"]
+    assert store.keys[PREFIX + b"conf"].split()[0] == b"7"
 
 
 def test_a_drop_that_a_killed_agent_began_is_ended() -> None:

@@ -34,6 +34,7 @@ class Target:
     def __init__(self, server: RedisServer) -> None:
         self.real = RealClient(server.port)
         self.real.call(b"FLUSHALL")
+        self.repairs = 0
         self.shas = {script.name: self.real.call(b"SCRIPT", b"LOAD", script.text) for script in SCRIPTS}
 
     def create(self, **settings: Any) -> None:
@@ -56,6 +57,11 @@ class Target:
         flags: bytes = b"",
     ) -> Any:
         return self.run("turn", b"1", consumer, number, load, b"0", *wants, flags, *operations)
+
+    def repair(self, *words: bytes) -> Any:
+        """The next call of an operator."""
+        self.repairs += 1
+        return self.run("repair", b"1", b"operator", b"%d" % self.repairs, *words)
 
     def slowest_ms(self) -> float:
         """The longest call since the last question."""
@@ -155,31 +161,41 @@ def test_malformed_turns_change_nothing(target: Target) -> None:
 def test_malformed_views_repairs_and_changes_change_nothing(target: Target) -> None:
     target.create()
     target.put(*message())
+    repair = ("repair", b"1", b"operator", b"1")
+    words: tuple[bytes, ...]
     calls: list[tuple[Any, ...]] = [
-        *((name, *words) for name in ("look", "repair", "admin") for words in ((), (b"",), (b"no-such",), (b"\0",))),
+        *(
+            (*head, *words)
+            for head in (("look",), repair, ("admin",))
+            for words in ((), (b"",), (b"no-such",), (b"\0",))
+        ),
+        ("repair", b"1", b"", b"1", b"pause", b"1"),
+        ("repair", b"1", b"x" * 65, b"1", b"pause", b"1"),
+        ("repair", b"1", b"operator", b"x", b"pause", b"1"),
         ("look", b"keys", b"0"),
         ("look", b"peek", b"0", b"k", b"0"),
-        ("repair", b"release", b"0"),
-        ("repair", b"replay"),
-        ("repair", b"purge", b"1025"),
-        ("repair", b"forget", *([b"1-0"] * 1024)),
+        (*repair, b"release", b"0"),
+        (*repair, b"replay"),
+        (*repair, b"purge", b"1025"),
+        (*repair, b"forget", *([b"1-0"] * 1024)),
         ("admin", b"configure", b"1"),
         ("admin", b"create", b"1"),
     ]
-    words = [b"%d" % word for word in QueueSettings().words(1)]
+    words = tuple(b"%d" % word for word in QueueSettings().words(1))
     for word in HUGE:
         calls += [
             ("look", b"keys", word, b"1"),
             ("look", b"keys", b"0", word),
             ("look", b"peek", b"0", b"k", word, b"1"),
             ("look", b"dead", word or b"x", b"1"),
-            ("repair", b"pause", word),
-            ("repair", b"purge", word),
-            ("repair", b"replay", word),
-            ("repair", b"forget", b"1-0", word),
-            ("repair", b"release", word, b"k"),
-            ("admin", b"drop", word),
-            ("admin", b"configure", *words[:3], word, *words[4:]),
+            (*repair, b"pause", word),
+            (*repair, b"purge", word),
+            (*repair, b"replay", word),
+            (*repair, b"forget", b"1-0", word),
+            (*repair, b"release", word, b"k"),
+            ("admin", b"drop", b"1", word),
+            ("admin", b"configure", *words[:3], word, *words[4:], b"1"),
+            ("admin", b"configure", *words, word),
         ]
     check_refused(target, *calls)
 
@@ -206,8 +222,8 @@ def test_a_key_can_have_any_bytes(target: Target, key: bytes) -> None:
     assert got == key
     assert target.turn(b"F", shard, key, token, b"0", b"-1", b"why", number=b"2")[7] == [[2, 2]]
     assert target.run("look", b"keys", b"0", b"5")[0][:3] == [key, 1, b"!"]
-    assert target.run("repair", b"release", b"0", key) == 1
-    while target.run("repair", b"purge", b"2")[1]:
+    assert target.repair(b"release", b"0", key) == 1
+    while target.repair(b"purge", b"2")[1]:
         pass
     assert target.run("look", b"stats")[1].split()[3:9] == [b"0"] * 6
 
@@ -325,7 +341,7 @@ def test_what_one_call_does_is_bounded_on_a_queue_with_many_keys(target: Target)
     reply = target.turn(consumer=b"other", number=b"3")
     assert (reply[1], reply[4]) == (20_000, 0)
     assert commands_of(target, lambda: target.run("look", b"keys", b"0", b"9999999")) < 2100
-    assert commands_of(target, lambda: target.run("repair", b"purge", b"1024")) < 12_000
+    assert commands_of(target, lambda: target.repair(b"purge", b"1024")) < 12_000
 
 
 def test_a_key_with_many_messages_is_read_and_deleted_in_pages(target: Target) -> None:
@@ -339,10 +355,10 @@ def test_a_key_with_many_messages_is_read_and_deleted_in_pages(target: Target) -
     lie = target.turn(b"D", shard, key, token, b"20000", b"0", b"0", number=b"3")[7][0]
     assert lie == [0, 0], "nobody has processed so many"
     assert len(target.run("look", b"peek", b"0", b"k", b"0", b"1000000000")) == 1024
-    assert target.run("repair", b"purge", b"1000") == [1000, 1000]
+    assert target.repair(b"purge", b"1000") == [1000, 1000]
     assert target.turn(b"D", shard, key, token, b"5", b"0", b"0", number=b"4")[7][0] == [0, 0], "it was taken away"
     pages = 0
-    while target.run("repair", b"purge", b"1000")[1]:
+    while target.repair(b"purge", b"1000")[1]:
         pages += 1
     assert pages == 19
     assert target.run("look", b"stats")[1].split()[3:9] == [b"0"] * 6

@@ -167,7 +167,8 @@ class ConsumerCore:
         ack_timeout_s: float | None = None,
         group: list[ConsumerCore] | None = None,
     ) -> None:
-        """`group` has the cores of the same consumer for all stores; this one joins it."""
+        """`group` has the cores of the same consumer for all stores; this one joins it. `lease_s` counts until a reply
+        says how long a lease is."""
         self.name = name
         self.meter = DelayMeter(settings)
         self.situation = Situation()
@@ -399,6 +400,8 @@ class ConsumerCore:
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
         self._member = True
+        if len(more) > 1:  # an operator may have changed it
+            self._lease_s = more[1] / 1000
         safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
         self._lease_until = self._sent_at + safe_s
         self._renew_at = self._sent_at + self._lease_s / 3

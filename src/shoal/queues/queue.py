@@ -27,7 +27,7 @@ from shoal.errors import (
 )
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
-from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_entry import QueueEntry, ShardPhase
 from shoal.plan.queue_mover import first_states, settings_at
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.consumer import ConsumerCore
@@ -210,6 +210,8 @@ class Queue:
         self._routes: dict[int, str] = {}
         self._held: dict[int, deque[Outgoing]] = {}
         self._opening = asyncio.Lock()
+        self._repairing = asyncio.Lock()
+        self._repairs = 0
         self._refresher: asyncio.Task[None] | None = None
         self._refresh_wanted = False
         self._refresh_delay_s = context.limits.queue_moving_retry_s
@@ -691,22 +693,47 @@ class Queue:
     async def purge(self) -> int:
         """Drop all messages, also those in flight, whose consumers get JobLostError. Returns how many. Dead letters
         stay, and so does a shard that is just moving."""
-        return await self._drop_pages(self._scripts.repair, b"purge")
+        total = 0
+        for store in await self._stores_with_shards():
+            visited = PAGE
+            while visited == PAGE:  # the last page finds everything that is there, at one moment
+                dropped, visited = await self._repair(store, b"purge", b"%d" % PAGE)
+                total += int(dropped)
+        return total
 
     async def drop(self) -> int:
         """Drop the queue on its stores, with its dead letters. Returns how many messages were dropped. Not for
         applications: `shoal queue drop` also removes it from the plan."""
-        return await self._drop_pages(self._scripts.admin, b"drop")
+        total = 0
+        for store in await self._stores_with_shards():
+            visited = 1
+            while visited:
+                version = b"%d" % (await self._open()).version
+                dropped, visited = await self._admin(store, b"drop", version, b"%d" % PAGE)
+                total += int(dropped)
+        return total
 
     async def pause(self) -> None:
         """Stop giving out jobs. Consumers finish what they hold; `put` works."""
-        for store in (await self._current()).stores:
-            await self._repair(store.id, b"pause", b"1")
+        await self._set_paused(True)
 
     async def resume(self) -> None:
         """End `pause`."""
-        for store in (await self._current()).stores:
-            await self._repair(store.id, b"pause", b"0")
+        await self._set_paused(False)
+
+    async def _set_paused(self, paused: bool) -> None:
+        """Changes are numbered, and odd ones pause: a store that gets a shard takes the later of two."""
+        change = int(paused)
+        while True:
+            entry = await self._current()
+            stores = [store.id for store in entry.stores if entry.shards_at(store.id)]
+            if entry.move is not None and entry.move.phase is ShardPhase.COPY and entry.move.destination not in stores:
+                stores.append(entry.move.destination)  # before, it has heard of no change
+            known = max([int(await self._repair(store, b"pause", b"%d" % change)) for store in stores])
+            if known > change:
+                change = known if known % 2 == paused else known + 1
+            elif entry.newness == (await self._current()).newness:
+                return
 
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
@@ -718,7 +745,7 @@ class Queue:
         changed = msgspec.structs.replace(entry, settings=settings)
         for store in entry.stores:
             words = settings_at(changed, store.id).words(entry.version)
-            await self._admin(store.id, b"configure", *(b"%d" % word for word in words))
+            await self._admin(store.id, b"configure", *(b"%d" % word for word in (*words, entry.revision)))
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
@@ -752,7 +779,7 @@ class Queue:
         """Return dead letters, the oldest of each store first, after the entry `after`."""
         start, _, at = after.partition("@")
         found: list[DeadLetter] = []
-        for store in sorted(one.id for one in (await self._current()).stores):
+        for store in sorted(await self._stores_with_shards()):
             first = start.encode() if store == at else b""
             while store >= at and len(found) < count:
                 listed = await self._look(store, b"dead", first, b"%d" % min(count - len(found), PAGE))
@@ -766,17 +793,17 @@ class Queue:
         """Put a dead letter back: to the head of its key if the key is halted, otherwise to the tail. Returns False if
         there is no such dead letter; raises QueueFullError if there is no room."""
         number, _, store = entry.partition("@")
-        if not any(one.id == store for one in (await self._current()).stores):
+        if store not in await self._stores_with_shards():
             return False
         return bool(await self._repair(store, b"replay", number.encode()))
 
     async def forget(self, *entries: str) -> int:
         """Drop dead letters. Returns how many."""
         count = 0
-        for store in (await self._current()).stores:
-            numbers = [entry.partition("@")[0].encode() for entry in entries if entry.partition("@")[2] == store.id]
+        for store in await self._stores_with_shards():
+            numbers = [entry.partition("@")[0].encode() for entry in entries if entry.partition("@")[2] == store]
             for start in range(0, len(numbers), PAGE):
-                count += int(await self._repair(store.id, b"forget", *numbers[start : start + PAGE]))
+                count += int(await self._repair(store, b"forget", *numbers[start : start + PAGE]))
         return count
 
     async def release(self, key: str | bytes) -> bool:
@@ -808,26 +835,25 @@ class Queue:
             await path.link.close()
         await asyncio.gather(*self._left, return_exceptions=True)
 
-    async def _drop_pages(self, script: Script, operation: bytes) -> int:
-        total = 0
-        for store in (await self._current()).stores:
-            visited = 1
-            while visited:
-                dropped, visited = await self._call(script, store.id, operation, b"%d" % PAGE)
-                total += int(dropped)
-        return total
+    async def _stores_with_shards(self) -> list[str]:
+        """The stores that have shards. The destination of a move may not have the queue yet."""
+        entry = await self._current()
+        return [store.id for store in entry.stores if entry.shards_at(store.id)]
 
     async def _look(self, where: str | int, *arguments: bytes) -> Any:
         return await self._call(self._scripts.look, where, *arguments)
 
     async def _repair(self, where: str | int, *arguments: bytes) -> Any:
-        return await self._call(self._scripts.repair, where, *arguments)
+        """One at a time: a store refuses a call that is older than the last one that it knows."""
+        async with self._repairing:
+            self._repairs += 1
+            return await self._call(self._scripts.repair, where, *arguments, number=self._repairs)
 
     async def _admin(self, where: str | int, *arguments: bytes) -> Any:
         return await self._call(self._scripts.admin, where, *arguments)
 
-    async def _call(self, script: Script, where: str | int, *arguments: bytes) -> Any:
-        """Run an operation on a store, or on the store of a shard."""
+    async def _call(self, script: Script, where: str | int, *arguments: bytes, number: int = 0) -> Any:
+        """Run an operation on a store, or on the store of a shard. One with a number is carried out once."""
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._limits.connect_timeout_s
         while True:
@@ -835,8 +861,9 @@ class Queue:
             store = entry.store_of(where).id if isinstance(where, int) else where
             if entry.store(store) is None:
                 raise QueueUnavailableError(f"store {store} has left queue {self.name}", do="try again")
+            caller = [b"%d" % entry.version, b"%016x-repair" % self._number, b"%d" % number] if number else []
             try:
-                return await self._run(self._path(store), script, [*arguments])
+                return await self._run(self._path(store), script, [*caller, *arguments])
             except PERMANENT:
                 raise
             except ConnectError as error:

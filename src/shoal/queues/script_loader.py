@@ -19,14 +19,19 @@ from typing import Final
 
 from shoal.rules import ALL_RULES, Rule, Rules, rule
 
+CLOCK_CLAMP: Final = rule("clock_clamp", "A jump of the server's clock ends no lease and makes nothing due.")
+REPAIR_SEQUENCE: Final = rule(
+    "repair_sequence", "A repair that is sent again is carried out once, and none after a later one."
+)
 RULES: Final[tuple[Rule, ...]] = (
-    rule("clock_clamp", "A jump of the server's clock ends no lease and makes nothing due."),
+    CLOCK_CLAMP,
     rule("done_once", "A `done` that comes again removes no further message."),
     rule("one_owner", "A key that is held is not given to a second consumer."),
     rule("producer_sequence", "A batch that is sent again after a lost reply is stored once."),
     rule("refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."),
     rule("message_ids", "A message whose id was accepted before is refused."),
     rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer."),
+    REPAIR_SEQUENCE,
     rule("bound", "A queue holds at most `messages_max` messages and `bytes_max` bytes."),
     rule("lease_before_takeover", "A consumer keeps its keys until its lease has ended."),
     rule("attempts_on_start", "Only a message that was started counts as an attempt."),

@@ -305,6 +305,20 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     assert model_keys(world.pair.model) == real_keys(real)
 
 
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_move_does_not_end_a_lease_from_before_it_was_shortened(real: RealClient, aborted: bool) -> None:
+    """The consumer still counts on its long lease, and another one would get its keys."""
+    world = Shard1(real, Random(1))
+    short = (*CONF[:9], b"1000", *CONF[10:])
+    world.ship(b"place", 2, b"2", b"gig", *short, to=OTHER)
+    assert world.pair.run("admin", b"configure", *short, b"2") == 1
+    world.copy(3, b"2")
+    states, prefix = (b"ooo", PREFIX) if aborted else (b"gog", OTHER)
+    assert world.ship(b"place", 4, b"0" if aborted else b"2", states, *short, to=prefix) == []
+    now = int(real.call(b"GET", prefix + b"state").split()[0])
+    assert float(real.call(b"ZSCORE", prefix + b"leases", b"c1")) - now == 5000
+
+
 def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_nothing(real: RealClient) -> None:
     world = Shard1(real, Random(7))
     before, stats = world.content(PREFIX), world.pair.run("look", b"stats")
@@ -338,7 +352,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
     held: dict[bytes, list[list[Any]]] = {b"c1": [], b"c2": [], b"c3": []}
     seen: set[str] = set()
     turns = 0
-    for _ in range(400):
+    for step in range(400):
         pair.now += rng.choice((0, 0, 1, 1, 2, 7))
         choice = rng.random()
         if choice < 0.4:
@@ -373,7 +387,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
                 "keys": (b"%d" % rng.randint(0, 2), b"5"),
                 "dead": (b"", b"9"),
                 "replay": (b"%d-0" % rng.randint(1, 900),),
-                "pause": (rng.choice((b"0", b"0", b"1")),),
+                "pause": (b"%d" % (6 * step + rng.choice((0, 0, 1))),),
                 "purge": (b"%d" % rng.randint(1, 6),),
                 "release": (b"%d" % rng.randint(0, 2), b"k%d" % rng.randint(0, 14)),
                 "peek": (b"1", b"k1", b"0", b"3"),
@@ -381,11 +395,12 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
             if operation == "replay" and (letters := pair.run("look", b"dead", b"", b"9")):
                 more["replay"] = (letters[0][0],)
             script = "look" if operation in ("stats", "keys", "dead", "peek") else "repair"
-            reply = pair.run(script, operation.encode(), *more.get(operation, ()))
+            head = () if script == "look" else (b"1", b"operator", b"%d" % rng.randint(step, step + 1))
+            reply = pair.run(script, *head, operation.encode(), *more.get(operation, ()))
             if operation == "release" and reply:
                 seen.add("released")
     assert model_keys(pair.model) == real_keys(real)
-    while pair.run("admin", b"drop", b"5")[1]:
+    while pair.run("admin", b"drop", b"1", b"5")[1]:
         pass
     assert {*model_keys(pair.model)} == {*real_keys(real)} == {CLOCK}
     assert {*"ADFB", *"DSFGE"} <= seen
@@ -438,3 +453,67 @@ def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(
     keys = [job[1] for jobs in pushed for job in jobs]
     assert len({*keys}) == len(keys), "a key has one owner"
     assert all(job[7] == b"m" + job[1][1:] for jobs in pushed for job in jobs)
+
+
+OLD, NEW = CONF, (b"2", *CONF[1:])
+MESSAGE = (b"3", b"1", b"k", b"m")
+
+
+def repair(pair: Pair, number: int, *words: bytes, version: bytes = b"1") -> Any:
+    return pair.run("repair", version, b"operator", b"%d" % number, *words)
+
+
+def test_a_repair_that_comes_again_is_told_the_same_and_one_that_comes_late_changes_nothing(real: RealClient) -> None:
+    """A purge whose reply was lost reported fewer messages than it had deleted. One that a network had kept deleted
+    what was put after it."""
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    pair.run("put", b"1", b"p", b"1", *MESSAGE, *MESSAGE[1:])
+    assert repair(pair, 1, b"purge", b"5") == repair(pair, 1, b"purge", b"5") == [2, 2]
+    assert repair(pair, 2, b"release", b"1", b"k") == repair(pair, 2, b"release", b"1", b"k") == 0
+    pair.run("put", b"1", b"p", b"2", *MESSAGE)
+    assert repair(pair, 1, b"purge", b"5").startswith("LATE")
+    assert pair.run("look", b"stats")[1].split()[3] == b"1"
+
+
+def test_calls_for_a_queue_that_was_dropped_do_not_hit_the_next_one_of_its_name(real: RealClient) -> None:
+    """A page of `drop` that a network had kept deleted messages of the next queue."""
+    pair = Pair(real)
+    pair.run("admin", b"create", *OLD)
+    assert pair.run("admin", b"drop", b"1", b"5") == [0, 0]
+    pair.run("admin", b"create", *NEW)
+    pair.run("put", b"2", b"p", b"1", *MESSAGE)
+    assert pair.run("admin", b"drop", b"1", b"5").startswith("OTHERVERSION")
+    assert pair.run("admin", b"configure", *OLD, b"9").startswith("OTHERVERSION")
+    assert repair(pair, 1, b"purge", b"5").startswith("OTHERVERSION")
+    assert pair.run("look", b"stats")[1].split()[3] == b"1"
+
+
+def test_limits_of_an_older_entry_that_come_late_are_refused(real: RealClient) -> None:
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    newer = (*CONF[:2], b"7", *CONF[3:])
+    assert pair.run("admin", b"configure", *newer, b"5") == 1
+    assert pair.run("admin", b"configure", *CONF, b"4").startswith("STALE")
+    assert pair.run("look", b"stats")[0].split()[2] == b"7"
+
+
+def test_of_two_changes_of_pause_the_later_one_counts_whichever_comes_last(real: RealClient) -> None:
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    assert [repair(pair, number, b"pause", b"%d" % change) for number, change in enumerate((1, 4, 3, 0, 4))] == [
+        1, 4, 4, 4, 4,
+    ]  # fmt: skip
+    assert pair.run("look", b"stats")[0].split()[11] == b"0"
+    assert repair(pair, 9, b"pause", b"5") == 5
+    assert pair.run("look", b"stats")[0].split()[11] == b"1"
+
+
+def test_a_reply_to_a_turn_says_how_long_a_lease_is(real: RealClient) -> None:
+    """A consumer counted on the lease of the time when it came, although an operator had shortened it."""
+    pair = Pair(real)
+    pair.run("admin", b"create", *CONF)
+    turn = [b"1", b"c", b"1", b"1.5", b"0", b"6", b"20", b"3", b""]
+    assert pair.run("turn", *turn)[12] == 5000
+    assert pair.run("admin", b"configure", *CONF[:9], b"4000", *CONF[10:], b"2") == 1
+    assert pair.run("turn", *turn[:2], b"2", *turn[3:])[12] == 4000

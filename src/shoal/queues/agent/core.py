@@ -7,6 +7,7 @@ Owns the steps of each queue and the report about them. Entries and the store's 
     read --other limits--> configure --> share                so that clients find it without the coordinator
     read --as it should be--> in force
     read --an older version, of which this store continues shards--> renew --> share
+    read --an older version that was dropped, of which only copies or nothing is here--> delete, page by page --> create
     read --an older version that was abandoned--> shut: clients are sent away; the messages stay until the queue comes
                                                   back to this store, under its new version
     read --dropped, there--> delete, page by page --> unshare --> in force
@@ -22,7 +23,8 @@ shards were abandoned would go on with messages that are given up.
 
 A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
 The core reports that instead of hiding it behind an empty queue. Nor does it touch a queue of another version than the
-plan's: an operator decides about its messages.
+plan's: an operator decides about its messages. A queue that was dropped, and of which only copies of moved shards or
+nothing is left, is deleted.
 """
 
 from __future__ import annotations
@@ -126,6 +128,8 @@ class StoreAgentCore:
         self._queues: dict[bytes, _Queue] = {}
         self._before = {unit: status.newness for unit, status in (before.queues if before is not None else {}).items()}
         """The newest entries that earlier agents have carried out."""
+        self._late: set[bytes] = set()
+        """Queues that are forgotten and have a command under way, whose reply is not for a new queue of the name."""
         self._connected = False
         self._loaded = self._loading = False
         """Whether the store has the scripts of the agent, and whether some are being loaded."""
@@ -149,6 +153,9 @@ class StoreAgentCore:
             self._queues[entry.unit] = _Queue(
                 named, entry, data, QueueStatus(before), shipped=ShardStatus(newness=before)
             )
+            if entry.unit in self._late:
+                self._late.discard(entry.unit)
+                self._queues[entry.unit].asked = self._queues[entry.unit].outdated = True
         else:
             known.named, known.entry, known.line = named, entry, data
             known.status = QueueStatus(known.status.newness)
@@ -156,7 +163,9 @@ class StoreAgentCore:
 
     def forget(self, unit: bytes) -> None:
         """The plan has no entry for a queue any more: it was dropped, here first."""
-        self._queues.pop(unit, None)
+        queue = self._queues.pop(unit, None)
+        if queue is not None and queue.asked:
+            self._late.add(unit)
         self._before.pop(unit, None)
 
     def ships(self) -> list[QueueEntry]:
@@ -176,6 +185,7 @@ class StoreAgentCore:
         """There is a connection to the store, which may have restarted."""
         self._connected, self._loaded, self._loading, self._load_at = True, False, False, 0.0
         self._plan_read = self._open = False
+        self._late.clear()
         for queue in self._queues.values():
             queue.asked = queue.outdated = False
             self._restart(queue)
@@ -197,6 +207,7 @@ class StoreAgentCore:
         if unit == SCRIPTS:
             self._loading, self._loaded, self._open = False, True, self._loaded
             return
+        self._late.discard(unit)
         queue = self._queues.get(unit)
         if queue is None or self._was_outdated(queue):
             return
@@ -209,6 +220,7 @@ class StoreAgentCore:
         if unit == SCRIPTS:
             self._loading, self._load_at = False, now + RETRY_S
             return
+        self._late.discard(unit)
         queue = self._queues.get(unit)
         if queue is None or self._was_outdated(queue):
             return
@@ -304,15 +316,18 @@ class StoreAgentCore:
             case Step.READ:
                 yield (b"GET", prefix + b"conf")
                 yield (b"GET", prefix + b"entry")
+                yield (b"GET", prefix + b"state")
             case Step.CREATE | Step.CONFIGURE:
                 words = [b"%d" % word for word in settings_at(queue.entry, self.store).words(queue.entry.version)]
                 if queue.step is Step.CREATE:
                     words.append(first_states(queue.entry, self.store).encode())
+                else:
+                    words.append(b"%d" % queue.entry.revision)
                 yield self._admin(prefix, queue.step.value.encode(), *words)
             case Step.SHARE:
                 yield (b"SET", prefix + b"entry", queue.line)
             case Step.DELETE:
-                yield self._admin(prefix, b"drop", b"%d" % DROP_PAGE)
+                yield self._admin(prefix, b"drop", b"%d" % queue.version, b"%d" % DROP_PAGE)
             case Step.UNSHARE:
                 yield (b"UNLINK", prefix + b"entry")
             case Step.RENEW:
@@ -335,8 +350,8 @@ class StoreAgentCore:
         """The step after the current one, by the replies to it."""
         match queue.step:
             case Step.READ:
-                conf, copy = replies
-                return self._after_reading(queue, conf, copy, now)
+                conf, copy, state = replies
+                return self._after_reading(queue, conf, copy, state, now)
             case Step.CREATE | Step.CONFIGURE | Step.RENEW:
                 return Step.SHARE
             case Step.SHUT:
@@ -349,7 +364,9 @@ class StoreAgentCore:
             case _:
                 return Step.DONE
 
-    def _after_reading(self, queue: _Queue, conf: bytes | None, copy: bytes | None, now: float) -> Step:
+    def _after_reading(
+        self, queue: _Queue, conf: bytes | None, copy: bytes | None, state: bytes | None, now: float
+    ) -> Step:
         entry = queue.entry
         if conf is not None and _CONF.fullmatch(conf) is None:
             self._trouble(queue, "the store holds a damaged queue: restore its directory from a copy", now)
@@ -360,7 +377,10 @@ class StoreAgentCore:
         if words is None and not queue.named:
             return Step.DONE if copy is None else Step.UNSHARE
         if words is not None and conf is not None and words[0] != entry.version:
+            dropped = not entry.inherits and words[0] < entry.version
             if _is_tombstone(conf) or (queue.named and _is_shut(conf)):
+                return Step.DELETE
+            if dropped and (_has_no_open(conf) or _is_unused(state)):
                 return Step.DELETE
             if entry.inherits and words[0] < entry.version:
                 queue.is_here = queue.named
@@ -408,6 +428,17 @@ def _is_shut(conf: bytes) -> bool:
     """Whether the queue was abandoned on the store."""
     letters = conf.split()[CONF_WORDS:]
     return bool(letters) and {*letters[0]} == {*b"x"}
+
+
+def _has_no_open(conf: bytes) -> bool:
+    """Whether a queue has only copies of shards on the store: they were moved, or given up, and not deleted yet."""
+    letters = conf.split()[CONF_WORDS:]
+    return bool(letters) and b"o" not in letters[0]
+
+
+def _is_unused(state: bytes | None) -> bool:
+    """Whether a queue was never used: a call that a network had kept made it again after it was dropped."""
+    return state is not None and state.split()[2:] == [b"1", *[b"0"] * 16]
 
 
 def _is_tombstone(conf: bytes) -> bool:

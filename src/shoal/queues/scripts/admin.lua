@@ -4,8 +4,8 @@
 --   ARGV     operation, then its arguments
 --     create CONF... letters    make the queue, with the state of each shard (none: all are open); if it exists with
 --                           the same version, only tell so
---     configure CONF...     replace its limits
---     drop count            drop up to `count` keys, messages and delayed messages, and with nothing left the queue
+--     configure CONF... revision    replace its limits; STALE if the store has seen a newer revision of the entry
+--     drop version count    drop up to `count` keys, messages and delayed messages, and with nothing left the queue
 --                           itself; returns how many messages, and 0 if nothing is left
 
 local operation = ARGV[1]
@@ -37,14 +37,25 @@ if refused then
   return refused
 end
 
+-- A call that a network has kept for long must not hit a queue that was created again under the same name.
+if ARGV[2] ~= text(conf.version) then
+  return redis.error_reply('OTHERVERSION ' .. text(conf.version))
+end
 if operation == 'configure' then
-  local version, paused, letters = conf.version, conf.paused, shut
+  local revision, newest = whole(ARGV[CONF + 2], NUMBER_MAX), tonumber(redis.call('HGET', prefix .. 'shards', 'revision') or 0)
+  if not revision then
+    return malformed('the revision of the entry is not a whole number')
+  elseif revision < newest then
+    return redis.error_reply('STALE this store has seen revision ' .. text(newest))
+  end
+  redis.call('HSET', prefix .. 'shards', 'revision', text(revision))
+  local paused, letters = conf.paused, shut
   read_conf(table.concat(conf_words(), ' '))
-  conf.version, conf.paused, shut = version, paused, letters
+  conf.paused, shut = paused, letters
   save_conf()
   return 1
 elseif operation == 'drop' then
-  local count = whole(ARGV[2], PAGE_MAX)
+  local count = whole(ARGV[3], PAGE_MAX)
   if not count then
     return malformed('a page has up to ' .. text(PAGE_MAX) .. ' messages')
   end

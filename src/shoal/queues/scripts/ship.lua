@@ -22,7 +22,8 @@
 -- `due` that belongs to such a shard.
 --
 -- The line of a sealed shard has the facts of the copy: since, clock, counter, start of the generation of ids, messages,
--- keys, whether the queue is paused. That of an imported one: since, cursor, difference of the clocks, messages, keys.
+-- keys, the latest change of pause (odd: the queue is paused), ms of the longest lease. That of an imported one: since,
+-- cursor, difference of the clocks, messages, keys, ms of the longest lease.
 
 local PAGE_MESSAGES, PAGE_BYTES = 1000, 1048576
 local CHUNK = 1000 -- arguments of one command
@@ -123,16 +124,21 @@ local function shelve(shard, since)
   -- end: move_dedupe
   names[#names + 1] = 'z'
   in_chunks('RPUSH', prefix .. shard .. ':ship', names)
+  local last_lease = redis.call('ZRANGE', prefix .. 'leases', -1, -1, 'WITHSCORES')[2]
   local line = table.concat({
     since, text(state.now), text(state.counter), text(state.generation_at), text(messages), text(keys),
-    text(conf.paused),
+    redis.call('HGET', shards, 'paused') or text(conf.paused),
+    text(math.max((tonumber(last_lease) or 0) - state.now, 0)),
   }, ' ')
   redis.call('HSET', shards, shard, line)
   return line
 end
 
--- The opposite: a shard is open. Its owners get a full lease: their consumers must have the time to come.
+-- The opposite: a shard is open. Its owners get a full lease: their consumers must have the time to come. It is no
+-- shorter than what they had left from before an operator has shortened it.
 local function open_shard(shard)
+  local line = line_of(shard)
+  local lease_ms = math.max(conf.lease_ms, tonumber(line[letter_of(shard) == 's' and 8 or 6]) or 0)
   set_letter(shard, 'o')
   redis.call('UNLINK', prefix .. shard .. ':ship')
   redis.call('HDEL', shards, shard)
@@ -147,7 +153,8 @@ local function open_shard(shard)
     if held then
       state.owned = state.owned + 1
       -- guard: move_lease
-      redis.call('ZADD', prefix .. 'leases', text(state.now + conf.lease_ms), owner)
+      local until_ms = tonumber(redis.call('ZSCORE', prefix .. 'leases', owner) or 0)
+      redis.call('ZADD', prefix .. 'leases', text(math.max(state.now + lease_ms, until_ms)), owner)
       -- end: move_lease
       note_holder(taken, owner, shard, owners[at - 1])
     end
@@ -274,14 +281,16 @@ local function export(shard, cursor)
 end
 
 local function import(shard, line, facts, first, to)
-  local clock, counter, generation_at, messages_all, keys_all, paused =
-    string.match(facts, '^%d+ (%d+) (%d+) (%d+) (%d+) (%d+) (%d)$')
+  local clock, counter, generation_at, messages_all, keys_all, paused, lease_ms =
+    string.match(facts, '^%d+ (%d+) (%d+) (%d+) (%d+) (%d+) (%d+) (%d+)$')
   local since, cursor, shift, messages, keys = unpack(line)
   messages, keys = tonumber(messages), tonumber(keys)
   if cursor == NOTHING then
     shift = text(state.now - tonumber(clock))
     state.counter = math.max(state.counter, tonumber(counter))
-    conf.paused = math.max(conf.paused, tonumber(paused))
+    local change = math.max(tonumber(redis.call('HGET', shards, 'paused') or conf.paused), tonumber(paused))
+    redis.call('HSET', shards, 'paused', text(change))
+    conf.paused = change % 2
     save_conf()
   end
   local names, due = {}, {}
@@ -360,7 +369,7 @@ local function import(shard, line, facts, first, to)
   if to == 'end' and (messages ~= tonumber(messages_all) or keys ~= tonumber(keys_all)) then
     to = 'miscounted'
   end
-  redis.call('HSET', shards, shard, table.concat({since, to, shift, text(messages), text(keys)}, ' '))
+  redis.call('HSET', shards, shard, table.concat({since, to, shift, text(messages), text(keys), lease_ms}, ' '))
   save_state()
   return to
 end

@@ -12,7 +12,7 @@
 --                                        is U if the next message was not handed to the application
 --     E shard key token '' '' ''         only tell whether the key is still held
 --   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
---            held keys, the largest number of a token so far, a letter for each shard (empty: all are open)
+--            held keys, the largest number of a token so far, a letter for each shard (empty: all are open), ms of a lease
 --
 -- The result of an operation is {status, messages left, bodies...}; status 0: the key is not held under this token,
 -- 1: it is still held, 2: it is not held any more, 3: the same, and it is halted because the dead letters are full,
@@ -358,5 +358,5 @@ end
 save_state()
 return {
   joined, state.ready, hungry, consumers, state.owned, due_ms, conf.paused, results,
-  grants, kept, state.counter, shut or '',
+  grants, kept, state.counter, shut or '', conf.lease_ms,
 }

@@ -12,6 +12,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from shoal.lab.sim.models.redis import Client, ModelRedis, RedisOptions
@@ -20,6 +21,7 @@ from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
 from shoal.queues.keyspace.keys import Stream
 from shoal.queues.keyspace.resp import CommandReader
+from shoal.wire.commands import Command
 
 CRON_S: Final = 1.0
 """How often the server checks the soft limit of its clients."""
@@ -42,6 +44,8 @@ class RedisNode:
         """How far the server's time of day has jumped."""
         self.on_add: Callable[[bytes, tuple[bytes, ...]], bool] | None = None
         """Called with each entry that is added to a stream; returns whether the entry must be removed again."""
+        self.around: Callable[[Command, Callable[[], None]], None] = lambda command, execute: execute()
+        """Called with each command of a client; it executes the command, and may look at the keys before and after."""
         self.on_cut_off: Callable[[Node], None] = lambda client: None
         """Called for each client that the server disconnects because of its output-buffer limit."""
         self._start()
@@ -51,7 +55,7 @@ class RedisNode:
         client, reader = self._clients[end]
         execute, now = self.model.execute, self.node.clock() + self.clock_jump_s
         for command in reader.read(data):
-            execute(client, command, now)
+            self.around(command, partial(execute, client, command, now))
             if self.on_add is not None and command[0] == b"XADD":
                 self._added(command[1])
         self._flush()

@@ -13,11 +13,14 @@ remember (growth), and statistics count every message that is certainly there (u
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from math import inf
 from typing import Final
 
 from shoal.lab.sim.checkers import Verdict
+from shoal.lab.sim.history import number_in
+from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.keyspace.collections import Hash, Stream, Values
 
 ACCEPTED, REFUSED, DUPLICATE, UNKNOWN = "accepted", "refused", "duplicate", "unknown"
@@ -37,7 +40,7 @@ class Put:
     outcome: str = UNKNOWN
     answered_at: float | None = None
     abandoned: bool = False
-    """Whether an operator gave up the shard of its key after the call."""
+    """Whether an operator has given it up: with its shard, with all messages, with its queue, or as a dead letter."""
 
 
 @dataclass(slots=True)
@@ -62,6 +65,15 @@ class Start:
     """Whether the consumer's lease had not ended when the job was reported lost."""
 
 
+@dataclass(slots=True)
+class SettingsSpan:
+    """Settings of the queue, and the time in which a store may have enforced them."""
+
+    settings: QueueSettings
+    since: float
+    until: float = inf
+
+
 @dataclass
 class QueueHistory:
     """The record of one run."""
@@ -73,6 +85,16 @@ class QueueHistory:
     violations: list[tuple[str, str]] = field(default_factory=list)
     """Found while the run went on."""
     seen: Counter[str] = field(default_factory=Counter)
+    spans: list[SettingsSpan] = field(default_factory=list)
+    """What settings the queue had. They overlap while they change."""
+    dropped_at: list[float] = field(default_factory=list)
+    """When the queue was dropped."""
+    removed: set[int] = field(default_factory=set)
+    """Messages that were purged, or dropped with the queue or from the dead letters."""
+    replays: dict[int, list[float]] = field(default_factory=dict)
+    """When a dead letter was put back."""
+    replayed: list[list[tuple[int, float]]] = field(default_factory=list)
+    """Dead letters of one key that were put back one after the other: number and time."""
     _last: dict[str, Start] = field(default_factory=dict)
 
     def put(self, producer: str, key: str, id: str, delayed: bool, at: float) -> Put:
@@ -98,7 +120,36 @@ class QueueHistory:
         self.starts.append(started)
         return started
 
-    def surely_stored(self, since: float, attempts_max: int) -> int:
+    def set_settings(self, settings: QueueSettings, at: float) -> None:
+        """The queue gets settings; until `settings_hold`, a store may enforce those before."""
+        if not self.spans or self.spans[-1].settings != settings or self.spans[-1].until <= at:
+            self.spans.append(SettingsSpan(settings, at))
+
+    def settings_hold(self, at: float) -> None:
+        """All stores enforce the newest settings."""
+        for span in self.spans[:-1]:
+            span.until = min(span.until, at)
+
+    def dropped(self, at: float) -> None:
+        """There is no queue any more."""
+        self.dropped_at.append(at)
+        for span in self.spans:
+            span.until = min(span.until, at)
+
+    def limits(self, name: str, since: float, until: float = inf) -> list[float]:
+        """The values of a setting that may have been in force in some time."""
+        return [getattr(span.settings, name) for span in self.spans if span.since <= until and span.until >= since]
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """An operator has deleted messages. Who holds their keys does not matter any more."""
+        for number in numbers:
+            self.removed.add(number)
+            if (put := self.puts.get(number)) is not None:
+                put.abandoned = True
+                if (last := self._last.get(put.key)) is not None and last.number == number:
+                    del self._last[put.key]
+
+    def surely_stored(self, since: float, attempts_max: float) -> int:
         """How many messages were in the queue from a time until now: accepted before, and neither done nor failed nor
         at their last attempt."""
         starts = Counter(start.number for start in self.starts)
@@ -138,23 +189,67 @@ class StoredQueue:
     values: Values
     prefix: bytes
 
-    def numbers(self, read: Callable[[bytes], int]) -> list[int]:
-        """The numbers of all stored messages, in order per key; `read` finds the number in a stored message."""
-        found = []
+    def bodies(self) -> Iterator[bytes]:
+        """All stored messages, in order per key. Delayed ones begin with their key."""
         for key, value in self.values.items():
             if b":k:" in key and isinstance(value, list):
-                found += [read(body) for body in value]
+                yield from value
             elif key.endswith(b":delayed") and isinstance(value, Hash):
-                found += [read(line) for line in value.fields.values()]
+                yield from value.fields.values()
+
+    def numbers(self) -> list[int]:
+        """The numbers of all stored messages, in order per key."""
+        return [number_of(body) for body in self.bodies()]
+
+    def byte_count(self) -> int:
+        """The bytes of all stored messages."""
+        found = 0
+        for name, value in self.values.items():
+            if b":k:" in name and isinstance(value, list):
+                found += sum(map(len, value))
+            elif name.endswith(b":delayed") and isinstance(value, Hash):
+                for line in value.fields.values():
+                    size, _, rest = line.partition(b":")
+                    found += len(rest) - int(size)
         return found
 
-    def dead(self, read: Callable[[bytes], int]) -> dict[int, int]:
+    def key_count(self) -> int:
+        """How many keys have messages, not counting delayed ones."""
+        return sum(b":k:" in key and isinstance(value, list) for key, value in self.values.items())
+
+    def id_count(self) -> int:
+        """How many ids are remembered."""
+        return sum(len(value) for key, value in self.values.items() if b":ids:" in key and isinstance(value, dict))
+
+    def delayed_count(self) -> int:
+        """How many messages are not due yet."""
+        return sum(
+            len(value) for name, value in self.values.items() if name.endswith(b":delayed") and isinstance(value, Hash)
+        )
+
+    def held(self) -> set[tuple[bytes, bytes]]:
+        """The keys that consumers hold, each with its token."""
+        found = set()
+        for name, value in self.values.items():
+            if name.endswith(b":owners") and isinstance(value, Hash):
+                for key, line in value.fields.items():
+                    owner, token, *_ = line.split()
+                    if owner not in (b"-", b"!"):
+                        found.add((key, token))
+        return found
+
+    def halted(self) -> set[bytes]:
+        """The keys that wait for an operator, each behind its shard."""
+        value = self.values.get(self.prefix + b"halted")
+        return {*value} if isinstance(value, dict) else set()
+
+    def dead(self) -> dict[int, int]:
         """The dead letters: attempts by number."""
         stream = self.values.get(self.prefix + b"dead")
         found = {}
         for _, fields in stream.entries if isinstance(stream, Stream) else ():
             named = dict(zip(fields[::2], fields[1::2], strict=True))
-            found[read(named[b"body"])] = int(named[b"attempts"])
+            found[number_of(named[b"body"])] = int(named[b"attempts"])
         return found
 
     def counted_messages(self) -> int:
@@ -175,13 +270,20 @@ class StoredQueue:
                 yield key
 
 
+def number_of(stored: bytes) -> int:
+    """The number in a stored message, which ends with its payload."""
+    found = stored.rfind(b";")
+    at = found
+    while at > 0 and stored[at - 1 : at].isdigit():
+        at -= 1
+    return number_in(stored[at:])
+
+
 class QueueCheck:
     """Judges a run."""
 
-    def __init__(self, history: QueueHistory, attempts_max: int, dedupe_s: float) -> None:
+    def __init__(self, history: QueueHistory) -> None:
         self._history = history
-        self._attempts_max = attempts_max
-        self._dedupe_s = dedupe_s
 
     def judge(self, stored: list[int], dead: dict[int, int]) -> Verdict:
         """The verdict on everything so far."""
@@ -200,10 +302,13 @@ class QueueCheck:
         self._check_order(verdict)
         self._check_ends(verdict, by_number, {*stored}, dead)
         self._check_ids(verdict)
+        self._check_refused(verdict, by_number)
+        self._check_replays(verdict)
         for number, attempts in dead.items():
-            if len(by_number[number]) < self._attempts_max:
-                text = f"{number} after {len(by_number[number])} starts ({attempts} counted)"
-                self._violate(verdict, "early dead letter", text)
+            put, since = history.puts.get(number), history.replays.get(number, [0.0])[-1]
+            starts = sum(start.at >= since for start in by_number[number])
+            if put is not None and starts < min(history.limits("attempts_max", max(since, put.called_at)), default=0):
+                self._violate(verdict, "early dead letter", f"{number} after {starts} starts ({attempts} counted)")
         verdict.seen.update(history.seen)
         return verdict
 
@@ -217,6 +322,25 @@ class QueueCheck:
         for number, count in Counter(stored).items():
             if count > 1:
                 self._violate(verdict, "stored twice", f"{number} is {count} times in the store")
+            if number in self._history.removed:
+                self._violate(verdict, "resurrected", f"{number} is in the store, but an operator has deleted it")
+
+    def _check_refused(self, verdict: Verdict, starts: dict[int, list[Start]]) -> None:
+        for put in self._history.puts.values():
+            if put.outcome in (REFUSED, DUPLICATE) and starts[put.number]:
+                self._violate(verdict, "refused", f"{put.number} was given out, but its put was refused")
+
+    def _check_replays(self, verdict: Verdict) -> None:
+        """Dead letters that were put back one after the other start in this order."""
+        for batch in self._history.replayed:
+            before, latest = 0, 0.0
+            for number, at in batch:
+                starts = [start.at for start in self._history.starts if start.number == number and start.at >= at]
+                if starts and starts[0] < latest:
+                    what = f"{number} was put back after {before}, and started at t={starts[0]:.3f} before it"
+                    self._violate(verdict, "reordered", what)
+                if starts:
+                    before, latest = number, max(latest, starts[0])
 
     def _check_lost(
         self, verdict: Verdict, starts: dict[int, list[Start]], stored: set[int], dead: dict[int, int]
@@ -235,8 +359,8 @@ class QueueCheck:
         streams: dict[tuple[str, str], dict[int, list[Start]]] = defaultdict(dict)
         newest: dict[tuple[str, str], int] = defaultdict(int)
         for start in self._history.starts:
-            put = self._history.puts.get(start.number)
-            if put is None or put.delayed or put.abandoned:
+            put, replayed = self._history.puts.get(start.number), self._history.replays.get(start.number, [inf])
+            if put is None or put.delayed or put.abandoned or start.at >= replayed[0]:
                 continue
             stream = put.producer, put.key
             before = streams[stream]
@@ -278,6 +402,8 @@ class QueueCheck:
             if not put.id or put.outcome != ACCEPTED or put.answered_at is None or put.abandoned:
                 continue
             before = accepted.get((put.key, put.id))
-            if before is not None and put.answered_at - before < self._dedupe_s * 0.9:
+            again_s = put.answered_at - before if before is not None else inf
+            dropped = before is not None and any(before <= at <= put.answered_at for at in self._history.dropped_at)
+            if not dropped and again_s < 0.9 * min(self._history.limits("dedupe_s", before or 0.0, put.answered_at)):
                 self._violate(verdict, "accepted twice", f"{put.id} of {put.key}, again as {put.number}")
             accepted[put.key, put.id] = put.called_at

@@ -5,16 +5,19 @@ only writes requests to the coordinator, reads entries when they are written, an
 after some of them. Entries are checked as they are written: revisions without gaps, no shard open on two stores.
 
 In some runs a store is away for so long that its shards are abandoned. Then it comes back, at first without its agent.
+In others it is recovered from a copy of its directory.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from random import Random
 from typing import TYPE_CHECKING, Final
 
 from shoal.coordination.acl import STORES
 from shoal.errors import ForgedEntryError
+from shoal.lab.sim.scenarios.queue_history import StoredQueue
 from shoal.plan.keys import KEEPER_LEASE, entry_key, move_key
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry, ShardMove, ShardPhase
@@ -35,6 +38,9 @@ ALONE_S: Final = (0.0, 2.0)
 """When a store goes away whose shards are abandoned, for how long, and how long it is back before its agent is."""
 LATE_S: Final = (0.5, 2.5)
 """If its shards are abandoned when it is back: how long after that, and how long before its agent is back."""
+GONE_S: Final = (7.0, 9.0)
+EMPTY_S: Final = (1.0, 3.0)
+"""How long a store is gone until it is recovered, and how long it runs without its directory before. Leases end."""
 STUNNED_AFTER_S: Final = (0.02, 0.3)
 STUNNED_S: Final = (0.5, 2.0)
 DEAF_S: Final = (0.2, 1.5)
@@ -66,6 +72,8 @@ MOVE_CORNERS: Final = {
     "shards of a store abandoned": "abandoned",
     "shards of a store abandoned that is back": "abandoned late",
     "shards of a store abandoned that is only cut off": "abandoned unplugged",
+    "store recovered from its directory": "recovered",
+    "store started without its directory before": "recovered from nothing",
     "put into a store that is back": "put after the return",
     "shards of another store continue after that": "inherited",
     "one of them is sealed": "inherited sealed",
@@ -110,7 +118,7 @@ class MoveOperator:
 
     def create(self, settings: QueueSettings) -> None:
         """Requests the queue."""
-        self._request(CreateQueue(self._unit, settings, "create"))
+        self.request(CreateQueue(self._unit, settings, "create"))
 
     def start(self) -> None:
         """Requests moves from now on."""
@@ -124,15 +132,16 @@ class MoveOperator:
         if not self.going:
             return
         self._ask_later()
-        if self.entry is None or self.asked or self._patient:
+        if self.entry is None or self.entry.dropped or self.asked or self._patient:
             return
         rng = self._rng
         shards = rng.sample(range(len(self.entry.places)), rng.choice((1, 1, 1, 2, 3)))
         self._requests += 1
         self._run.exercised["several shards"] += len(shards) > 1
-        self._request(MoveShards(self._unit, dict.fromkeys(shards, rng.choice(self._stores)), f"m{self._requests}"))
+        self.request(MoveShards(self._unit, dict.fromkeys(shards, rng.choice(self._stores)), f"m{self._requests}"))
 
-    def _request(self, request: QueueRequest) -> None:
+    def request(self, request: QueueRequest) -> None:
+        """Write a request to the coordinator."""
         self._run.coordinator.store.put(move_key(self._unit, QUEUE), encode_queue_request(request))
 
     # A store that goes away
@@ -144,8 +153,9 @@ class MoveOperator:
     def _lose_store(self) -> None:
         """Some store at once, or the destination of the next copy."""
         entry, rng = self.entry, self._rng
-        assert entry is not None
-        if rng.random() < 0.5:
+        if entry is None:
+            self._run.world.after(ABANDON_S, self._lose_store)
+        elif rng.random() < 0.5:
             self._lose_destination = True
         else:
             self._lose(rng.choice(sorted({entry.store_of(shard).id for shard in range(len(entry.places))})))
@@ -166,7 +176,11 @@ class MoveOperator:
         """The store and its agent go: they die, or are cut off. In some runs agents of other stores hear of nothing
         until it is back, and in some its shards are abandoned only then, before its agent is back."""
         entry, rng, run = self.entry, self._rng, self._run
-        assert entry is not None
+        if entry is None:
+            return
+        if run.recovers:
+            self._recover(store, bool(entry.shards_at(store)))
+            return
         back_at = run.world.now + rng.uniform(*AWAY_S)
         if rng.random() < DEAF_SHARE:
             for other in self._stores:
@@ -183,6 +197,39 @@ class MoveOperator:
         self._take_away(f"agent-{store}", [store], agent_at)
         self._patient = True
         run.world.at(begins_at, self._abandon, store, entry.version, agent_at if self._late else back_at)
+
+    def _recover(self, store: str, has_shards: bool) -> None:
+        """The store and its agent are gone, and come back from a copy of the directory. In some runs the store is first
+        started without it, on another machine: its agent must not make the queue again."""
+        run, rng = self._run, self._run.world.rng("recovery")
+        node, agent = run.network.nodes[store], run.network.nodes[f"agent-{store}"]
+        if run.world.now > run.began_at + run.safety_s - GONE_S[1] - EMPTY_S[1]:
+            return  # too late: every node is started when the phase of faults ends
+        if not node.up:  # something is about to start it again
+            run.world.after(ABANDON_S, self._recover, store, has_shards)
+            return
+        node.crash()
+        agent.crash()
+        directory = deepcopy(run.values(store))
+        at = run.world.now + rng.uniform(*GONE_S)
+        if has_shards and rng.random() < 0.5:
+            run.world.at(at, self._start_from, store, {})
+            run.world.at(at, agent.restart)
+            run.exercised["recovered from nothing"] += 1
+            at += rng.uniform(*EMPTY_S)
+        run.world.at(at, self._start_from, store, directory)
+        run.world.at(at + rng.uniform(*ALONE_S), agent.restart)
+        run.exercised["recovered"] += 1
+
+    def _start_from(self, store: str, directory: Values) -> None:
+        """A store starts with these keys."""
+        run, node = self._run, self._run.network.nodes[store]
+        if node.up:  # it had nothing
+            if any(StoredQueue(run.values(store), run.prefix).bodies()):
+                run.violated("split", f"{store} has taken messages at t={run.world.now:.3f}, without its directory")
+            node.crash()
+        run.stores[store].model.keys.values = directory
+        node.restart()
 
     def _take_away(self, name: str, friends: Sequence[str], back_at: float) -> None:
         """A node dies, or is cut off from all but its friends, and comes back."""
@@ -210,7 +257,7 @@ class MoveOperator:
         run.world.after(ABANDON_S, self._abandon, store, version, until)
         if not self.asked and store not in run.coordinator.store.members(STORES):
             self._requests += 1
-            self._request(AbandonShards(self._unit, (store,), f"m{self._requests}"))
+            self.request(AbandonShards(self._unit, (store,), f"m{self._requests}"))
 
     def _abandoned(self, before: QueueEntry, entry: QueueEntry) -> None:
         """Messages of the shards that begin again are lost."""
@@ -237,8 +284,11 @@ class MoveOperator:
         def changed(name: str) -> None:
             if name == key:
                 stored = store.get(key)
-                assert stored is not None, "the queue is never dropped"
-                self._written(stored.value)
+                if stored is not None:
+                    self._written(stored.value)
+                else:
+                    self.entry = None
+                    self._run.history.dropped(self._run.world.now)
             tell_watchers(name)
 
         store.on_change = changed
@@ -253,8 +303,10 @@ class MoveOperator:
             return
         run.world.note("entry", entry.revision, str(entry.move), entry.places)
         self.entry = entry
+        run.history.set_settings(entry.settings, run.world.now)
         writer, self._writer = self._writer, run.coordinator.serving
         if before is None:
+            run.exercised["created again"] += len(run.history.dropped_at) > 0
             return
         if entry.version > before.version:
             self._abandoned(before, entry)
