@@ -39,6 +39,8 @@ from shoal.engine.messages import (
     decode_letter,
     decode_replies,
     lane_of,
+    pack,
+    unpack,
 )
 from shoal.engine.operators import Operators
 from shoal.engine.subscription_table import owners
@@ -201,7 +203,7 @@ class Site:
     def delivered(self, client: int) -> dict[int, list[int]]:
         found = [item for item in self.said.get(client, []) if isinstance(item, Delivery)]
         assert len({item.number for item in found}) == len(found), "an event came twice"
-        return {item.number: item.matched for item in found}
+        return {item.number: sorted(unpack(item.matched)) for item in found}
 
     def taken(self, client: int) -> int:
         return max((item.number for item in self.said.get(client, []) if isinstance(item, Taken)), default=0)
@@ -372,7 +374,7 @@ def test_a_client_hears_its_new_exit_point_when_the_old_one_has_ended() -> None:
     client.received([Welcome(7, 1), InForce(7, [1])], 0.0, old)
 
     def delivery(number: int) -> Delivery:
-        return Delivery(5, number, 0, encode_event({"a": 1}), b"", [1])
+        return Delivery(5, number, 0, encode_event({"a": 1}), b"", pack([1]))
 
     client.received([PathBegin(1, 2), delivery(3)], 0.0, new)
     client.received([delivery(4), PathEnd(1, 3)], 0.0, new)
@@ -401,9 +403,32 @@ def test_what_waits_for_the_end_of_a_path_has_a_bound() -> None:
     client.received([Welcome(7, 1), InForce(7, [1])], 0.0, 10)
     client.received([PathBegin(1, 2)], 0.0, 20)
     for number in range(1, 40):
-        client.received([Delivery(5, number, 0, encode_event({"a": 1}), b"", [1])], 0.0, 20)
+        client.received([Delivery(5, number, 0, encode_event({"a": 1}), b"", pack([1]))], 0.0, 20)
     assert _arrived(client) == [*range(1, 40)]
     assert sum(isinstance(effect, Missed) for effect in client.effects) == 1
+
+
+def test_a_late_letter_of_an_earlier_instance_is_a_gap_if_it_repeats_nothing() -> None:
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+
+    def deliver(sender: int, *events: int) -> None:
+        made = [Delivery(5, event, 0, encode_event({"a": 1}), b"", pack([number])) for event in events]
+        client.received([*made], 0.0, sender)
+
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+    deliver(10, 1, 2)
+    client.received([Welcome(7, 2), InForce(7, [number])], 0.0, 20)
+    deliver(20, 2, 4, 6)
+    deliver(10, 4)  # both have delivered it
+    assert not any(isinstance(effect, Missed) for effect in client.effects)
+    deliver(10, 3)  # taken before the second instance began, and overtaken by its letters
+    assert [type(effect) for effect in client.effects].count(Missed) == 1
+    client.remove([number])
+    deliver(10, 5)
+    assert [type(effect) for effect in client.effects].count(Missed) == 1, "no filter wants it any more"
+    assert _arrived(client) == [1, 2, 4, 6]
 
 
 def _arrived(client: EngineClient) -> list[int]:

@@ -56,6 +56,8 @@ ANSWER_IN_TIME: Final = rule("answer_in_time", "An answer of an earlier conversa
 
 HELLO_DOUBLINGS_MAX: Final = 3
 """A client that gets no answer asks less and less often: the engine may be busy, and each time it gets all filters."""
+LATE_EVENTS_MAX: Final = 8192
+"""Events that a client remembers after another instance has begun, to see whether a late letter repeats them."""
 EMITTERS_MAX: Final = 65_536
 """Emitters whose last number a client remembers."""
 
@@ -157,7 +159,7 @@ class EngineClient:
         self._next = 1
         self._outbox: list[FromClient] = []
         self._delivered: OrderedDict[int, int] = OrderedDict()
-        self._ahead: tuple[tuple[int, int], list[int]] = ((0, 0), [])
+        self._ahead: tuple[tuple[int, int], bytes] = ((0, 0), b"")
         """Filters that matched the event that comes next, by emitter and number."""
         self._ended = (0, 0)
         """Instance and configuration of the last end of a path."""
@@ -167,6 +169,12 @@ class EngineClient:
         """How often a path had to wait for the end of the one before."""
         self.repeats = 0
         """Events that came again and were dropped."""
+        self._welcomed = 0
+        """The last instance that has welcomed this client."""
+        self._newly: dict[int, tuple[int, set[int]]] = {}
+        """By emitter: the last number that an earlier instance has delivered, and those since."""
+        self._newly_left = 0
+        """How many more of these are remembered."""
         self.effects: list[Effect] = []
 
     # The application
@@ -286,8 +294,8 @@ class EngineClient:
         elif type(item) is Matched:
             place = (item.emitter, item.number)
             if self._ahead[0] != place:
-                self._ahead = (place, [])
-            self._ahead[1].extend(item.matched)
+                self._ahead = (place, b"")
+            self._ahead = (place, self._ahead[1] + item.matched)
         elif type(item) is Rejected:
             self.effects.append(EventRejected(item.number, item.reason))
 
@@ -332,7 +340,9 @@ class EngineClient:
             return
         if any(path.after[0] < welcome.instance for path in self._paths.values()):
             self._forget_paths()
-        self._instance = welcome.instance
+        if welcome.instance != self._welcomed:
+            self._newly, self._newly_left = {}, LATE_EVENTS_MAX if self._welcomed else 0
+        self._instance = self._welcomed = welcome.instance
         self._unanswered = 0
         self._roll = max(self._roll, welcome.instance)
         if welcome.late:
@@ -364,18 +374,33 @@ class EngineClient:
         last = self._delivered.get(delivery.emitter, 0)
         if delivery.number <= last and DEDUPE in self._rules:
             self.repeats += 1
+            self._report_overtaken(delivery)
             return
+        if self._newly_left:
+            self._newly_left -= 1
+            self._newly.setdefault(delivery.emitter, (last, set()))[1].add(delivery.number)
         self._delivered[delivery.emitter] = delivery.number
         self._delivered.move_to_end(delivery.emitter)
         if len(self._delivered) > EMITTERS_MAX:
             self._delivered.popitem(last=False)
-        place, matched = self._ahead
+        place, ahead = self._ahead
+        matched = delivery.matched
         if place == (delivery.emitter, delivery.number):
-            self._ahead = ((0, 0), [])
-            delivery.matched.extend(matched)
-        wanted = tuple(number for number in delivery.matched if number in self._filters)
+            self._ahead = ((0, 0), b"")
+            matched += ahead
+        wanted = messages.unpack(matched)
+        if len(self._filters) < self._last_filter:  # some have gone
+            wanted = tuple(filter(self._filters.__contains__, wanted))
         if wanted:
             self.effects.append(Arrived(delivery, wanted))
+
+    def _report_overtaken(self, delivery: Delivery) -> None:
+        """A letter of an earlier instance may come after letters of this one. If an event in it was not delivered, it
+        was taken before and comes in no other letter. It is too late for its place in the order: readers are told."""
+        before, since = self._newly.get(delivery.emitter, (delivery.number, frozenset()))
+        is_new = before < delivery.number and delivery.number not in since
+        if is_new and any(number in self._filters for number in messages.unpack(delivery.matched)):
+            self.effects.append(Missed("a letter of an earlier engine came after letters of this one"))
 
     def _taken(self, number: int) -> None:
         if number < self._floor or number >= self._next:

@@ -13,14 +13,14 @@ from shoal.rules import declared, without
 pytestmark = pytest.mark.xdist_group("sim_moves")
 
 CATCHING: dict[str, tuple[int, ...]] = {
-    "forward_old_to_new": (1,),
+    "forward_old_to_new": (35,),
     "forward_new_to_old": (1,),
-    "home_help": (1,),
+    "home_help": (35,),
     "version_in_header": (1,),
     "mark_forwarded": (1,),
     "forward_authentic": (1,),
     "all_unended_placements": (3,),
-    "prepare": (1,),
+    "prepare": (35,),
     "widen_before_switch": (1,),
     "narrow_last": (23,),
     "whole_resync": (83, 29),

@@ -12,7 +12,7 @@
     limited_cluster.py  a cluster on such a network
 
 Owns the table of experiments. Their modules are imported when they run; that of esilbops-13 is a soak with figures, and
-is with the soaks.
+is with the soaks; those of esilbops-7 to 12 are a benchmark with figures, and are with the benchmarks.
 """
 
 from __future__ import annotations
@@ -22,6 +22,14 @@ from typing import Final
 
 from shoal.lab.experiments import Experiment, ExperimentOptions
 from shoal.lab.experiments.result import ExperimentResult
+
+
+def _figure(number: int) -> Experiment:
+    def run(options: ExperimentOptions) -> ExperimentResult:
+        found: Experiment = importlib.import_module("shoal.lab.bench.engine_scale.figures").figure(number)
+        return found(options)
+
+    return run
 
 
 def _experiment(module: str, function: str, package: str = __name__) -> Experiment:
@@ -37,6 +45,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     "dynamoth-1b": _experiment("replication", "run_b"),
     "dynamoth-2": _experiment("scalability", "run"),
     "dynamoth-3": _experiment("elasticity", "run"),
+    **{f"esilbops-{number}": _figure(number) for number in range(7, 13)},
     "esilbops-13": _experiment("engine_scaling", "run", "shoal.lab.soak"),
     "flow-check": _experiment("flow_check", "run"),
 }
