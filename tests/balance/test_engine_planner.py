@@ -153,7 +153,7 @@ def test_nothing_flaps_under_a_steady_load(plant: Plant, events_per_s: float, be
 @given(plants, rates, st.floats(1.0, 4.0), layers)
 def test_more_load_never_wants_fewer_operators(plant: Plant, events_per_s: float, more: float, begin: Layers) -> None:
     lower, higher = (advise(plant.entry(begin, rate), SETTINGS).after for rate in (events_per_s, events_per_s * more))
-    assert all(new >= old for new, old in zip(higher, lower, strict=True))
+    assert sum(higher) >= sum(lower)
 
 
 @given(plants, rates)

@@ -13,7 +13,7 @@ Nothing flaps: what is added is expected to be below `GOAL`, and what is removed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -37,7 +37,7 @@ GAIN_MIN: Final = 0.05
 MATCHERS_PER_EXIT: Final = 4
 """The paper's rule of thumb (section 6). It decides between operators that would help equally."""
 ALIKE: Final = 0.02
-"""Shares that differ less are equal."""
+"""Processes are equally busy if the difference is a smaller share."""
 MEASURED_S_MIN: Final = 3.0
 """A load that was measured for a shorter time says nothing."""
 POINTS_MAX: Final = 1
@@ -127,10 +127,15 @@ def _grown(model: EngineModel, layers: Layers, settings: BalanceSettings, operat
         ]
         if not found:
             return layers
-        least = min(expected.busy for expected, _ in found)
-        alike = [one for expected, one in found if expected.busy <= least + ALIKE]
-        short_of_exits = layers.matchers >= MATCHERS_PER_EXIT * layers.exits
-        layers = max(alike, key=lambda one: (one.exits > layers.exits) == short_of_exits)
+        layers = _best(found)
+
+
+def _best(found: Sequence[tuple[Expected, Layers]]) -> Layers:
+    """The configuration with the least busy processes. Among those that are alike, the one nearest to the rule of
+    thumb."""
+    least = min(expected.busy for expected, _ in found)
+    alike = [one for expected, one in found if expected.busy <= least * (1 + ALIKE)]
+    return min(alike, key=lambda one: abs(one.matchers - MATCHERS_PER_EXIT * one.exits))
 
 
 def _is_worth(now: Expected, then: Expected, late: bool, settings: BalanceSettings) -> bool:
@@ -150,7 +155,7 @@ def _less(entry: EngineEntry, model: EngineModel, settings: BalanceSettings) -> 
     ]
     if not fitting:
         return Advice(entry.layers, HOLDS, _figures(entry, model, entry.layers, settings))
-    _, after = min(fitting)
+    after = _best(fitting)
     return Advice(after, SPARE, _figures(entry, model, after, settings))
 
 
