@@ -6,42 +6,44 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shoal.engine.seat_groups import SLOTS_FIRST, SeatGroups
+from shoal.engine.seat_groups import SeatGroups
 
-CLIENTS = st.one_of(st.integers(1, 5), st.integers(1, 2**48))
-EVENTS = st.lists(st.lists(st.tuples(CLIENTS, st.integers(1, 2**40)), max_size=12), max_size=8)
+SEATS = 40
+CLIENT_OF = np.array([seat * 2**40 + 7 for seat in range(SEATS)], np.int64)
+EVENTS = st.lists(st.lists(st.tuples(st.integers(0, SEATS - 1), st.integers(1, 2**40)), max_size=12), max_size=8)
+
+Events = list[list[tuple[int, int]]]
 
 
-def grouped(groups: SeatGroups, events: list[list[tuple[int, int]]], clients: int) -> list[dict[int, list[int]]]:
+def grouped(groups: SeatGroups, events: Events, client_of: np.ndarray) -> list[tuple[int, int, list[int]]]:
     pairs = [pair for event in events for pair in event]
     offsets = np.cumsum([0, *map(len, events)], dtype=np.int64)
-    columns = np.array([client for client, _ in pairs], np.int64), np.array([number for _, number in pairs], np.int64)
-    found = [*groups.group(offsets, *columns, clients)]
-    assert all(len(seats) == len(dict(seats)) for seats in found)
-    return [dict(seats) for seats in found]
+    seat_of = np.array([0, *(seat for seat, _ in pairs)], np.uint32)
+    number_of = np.array([0, *(number for _, number in pairs)], np.int64)
+    return groups.group(offsets, np.arange(1, len(pairs) + 1, dtype=np.uint32), seat_of, number_of, client_of)
 
 
-def wanted(events: list[list[tuple[int, int]]]) -> list[dict[int, list[int]]]:
-    result: list[dict[int, list[int]]] = []
-    for event in events:
+def wanted(events: Events, client_of: np.ndarray) -> list[tuple[int, int, list[int]]]:
+    result: list[tuple[int, int, list[int]]] = []
+    for place, event in enumerate(events):
         seats: dict[int, list[int]] = {}
-        for client, number in event:
-            seats.setdefault(client, []).append(number)
-        result.append(seats)
+        for seat, number in event:
+            seats.setdefault(seat, []).append(number)
+        result += [(place, int(client_of[seat]), numbers) for seat, numbers in seats.items()]
     return result
 
 
 @given(batches=st.lists(EVENTS, max_size=4))
 @settings(max_examples=60, deadline=None)
-def test_each_client_gets_its_numbers_in_order(batches: list[list[list[tuple[int, int]]]]) -> None:
+def test_each_client_gets_its_numbers_in_order(batches: list[Events]) -> None:
     groups = SeatGroups()
     for events in batches:
-        assert grouped(groups, events, 64) == wanted(events)
+        assert grouped(groups, events, CLIENT_OF) == wanted(events, CLIENT_OF)
 
 
-def test_more_clients_than_slots() -> None:
+def test_seats_that_come_later() -> None:
     groups = SeatGroups()
-    many = [[(client, 7 * client) for client in range(1, 3 * SLOTS_FIRST)], [(5, 1)], []]
-    assert grouped(groups, many[1:], 1) == wanted(many[1:])
-    assert grouped(groups, many, 3 * SLOTS_FIRST) == wanted(many)
-    assert grouped(groups, many, 3 * SLOTS_FIRST) == wanted(many)
+    few, many = CLIENT_OF[:2], np.arange(5000, dtype=np.int64) * 3
+    assert grouped(groups, [[(1, 4), (0, 5), (1, 6)]], few) == [(0, few[1], [4, 6]), (0, few[0], [5])]
+    everyone: Events = [[(seat, 7 * seat) for seat in range(5000)], [(5, 1), (5, 2)], []]
+    assert grouped(groups, everyone, many) == wanted(everyone, many)

@@ -95,16 +95,12 @@ class Matcher:
             self._marked(body)
 
     def _match(self, number: int, body: Events) -> None:
-        found: list[Found] = []
-        said: list[tuple[int, FromEngine]] = []
         matched = self.table.match([event for _, event in body.events])
-        for at, seats in enumerate(matched):
-            if isinstance(seats, str):
-                emitter, event = body.events[at]
-                said.append((emitter, Rejected(event.number, seats)))
-            else:
-                found += [(at, client, numbers) for client, numbers in seats]
-        self._speak(number, found, said)
+        said: list[tuple[int, FromEngine]] = []
+        for at, why in matched.rejected.items():
+            emitter, event = body.events[at]
+            said.append((emitter, Rejected(event.number, why)))
+        self._speak(number, matched.found, said)
 
     def _speak(self, number: int, found: list[Found], said: list[tuple[int, FromEngine]]) -> None:
         """Gives each exit point what belongs to its clients."""
@@ -163,7 +159,7 @@ class Matcher:
                 self._renewed.add(client)
         self.table.remove(client, removed)
         refused = self.table.insert(client, mine)
-        numbers = [number for number, _ in mine if self.table.has(client, number)]
+        numbers = self.table.present(client, [number for number, _ in mine])
         parts = (numbers[first : first + NUMBERS_MAX] for first in range(0, len(numbers), NUMBERS_MAX))
         return [*(InForce(change.conversation, part) for part in parts), *refused]
 

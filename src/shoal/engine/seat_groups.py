@@ -1,111 +1,101 @@
 """Matches by client: the ids that events matched, turned into clients with the numbers of their filters.
 
-Owns the kernel and its scratch space. Clients are found with a hash table that is not cleared between events: a slot
-counts only if it bears the stamp of the event. So the cost is that of the matches, without a sort.
+Owns the kernel and its scratch space. A seat counts only if it bears the stamp of the event, so nothing is cleared
+between events, and the cost is that of the matches, without a sort.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from shoal.engine.filter_arena import widened
+from shoal.engine.links import Found
 from shoal.wire.raw_bytes import kernel
 
-Ints: TypeAlias = npt.NDArray[np.int64]
-Seats: TypeAlias = list[tuple[int, list[int]]]
-"""Clients, each with the numbers of its filters that an event matches."""
-
-SLOTS_FIRST: Final = 1024
-_HASH: Final = np.uint64(0x9E3779B97F4A7C15)
+Ints = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.uint32]
 
 
 class SeatGroups:
     """Groups the matches of a batch of events."""
 
     def __init__(self) -> None:
-        self._make_slots(SLOTS_FIRST)
-
-    def _make_slots(self, slots: int) -> None:
-        self._client = np.zeros(slots, np.int64)
-        self._stamp = np.zeros(slots, np.int64)
-        self._row = np.zeros(slots, np.int64)
+        self._stamp_of = np.zeros(1, np.int64)
+        self._row_of = np.zeros(1, np.int64)
+        """By seat: the last event that it matched, and its row for that."""
         self._stamps = 0
 
-    def group(self, offsets: Ints, clients: Ints, numbers: Ints, client_count: int) -> Iterator[Seats]:
-        """The seats of each event. `offsets` tells where the matches of an event begin and end in `clients` and
-        `numbers`, and `client_count` how many clients there are."""
-        if 2 * client_count > len(self._client):
-            self._make_slots(1 << (2 * client_count).bit_length())
-        rows = np.empty(len(clients) + 1, np.int64)
-        starts = np.empty(len(clients) + 1, np.int64)
-        grouped = np.empty(len(clients), np.int64)
-        row_ends = np.empty(len(offsets) - 1, np.int64)
-        slots = self._client, self._stamp, self._row
-        used = _group(offsets, clients, numbers, *slots, self._stamps, rows, starts, grouped, row_ends)
+    def group(self, offsets: Ints, ids: Ids, seat_of: Ids, number_of: Ints, client_of: Ints) -> list[Found]:
+        """The clients of each event, with the numbers of their filters. `offsets` tells where the matches of an event
+        begin and end in `ids`; the columns tell the seat and the number of an id, and the client of a seat."""
+        count = len(ids)
+        if not count:
+            return []
+        self._stamp_of = widened(self._stamp_of, len(client_of))
+        self._row_of = widened(self._row_of, len(client_of))
+        places, clients = np.empty(count, np.int64), np.empty(count, np.int64)
+        starts, grouped = np.empty(count + 1, np.int64), np.empty(count, np.int64)
+        scratch = self._stamp_of, self._row_of, self._stamps
+        used = _group(offsets, ids, seat_of, number_of, client_of, *scratch, places, clients, starts, grouped)
         self._stamps += len(offsets) - 1
-        return _seats(row_ends.tolist(), rows[:used].tolist(), starts[: used + 1].tolist(), grouped.tolist())
+        numbers = grouped.tolist()
+        if used == count:  # one filter for each client
+            return [
+                (place, client, [number])
+                for place, client, number in zip(places.tolist(), clients.tolist(), numbers, strict=True)
+            ]
+        ends = starts[1 : used + 1].tolist()
+        rows = zip(places[:used].tolist(), clients[:used].tolist(), [0, *ends[:-1]], ends, strict=True)
+        return [(place, client, numbers[first:last]) for place, client, first, last in rows]
 
 
 def warm_up() -> None:
     """Compiles the kernel, or loads it from the cache."""
-    none = np.zeros(0, np.int64)
-    SeatGroups().group(np.zeros(1, np.int64), none, none, 0)
-
-
-def _seats(row_ends: list[int], rows: list[int], starts: list[int], grouped: list[int]) -> Iterator[Seats]:
-    first = 0
-    for last in row_ends:
-        yield [(rows[row], grouped[starts[row] : starts[row + 1]]) for row in range(first, last)]
-        first = last
+    one = np.zeros(1, np.int64)
+    SeatGroups().group(np.array([0, 1], np.int64), np.zeros(1, np.uint32), np.zeros(1, np.uint32), one, one)
 
 
 @kernel
 def _group(
     offsets: Any,
-    clients: Any,
-    numbers: Any,
-    slot_client: Any,
-    slot_stamp: Any,
-    slot_row: Any,
+    ids: Any,
+    seat_of: Any,
+    number_of: Any,
+    client_of: Any,
+    stamp_of: Any,
+    row_of: Any,
     stamp: int,
-    rows: Any,
+    places: Any,
+    clients: Any,
     starts: Any,
     grouped: Any,
-    row_ends: Any,
 ) -> int:
-    """Fills rows with clients, and `grouped` with their numbers; returns the number of rows."""
-    mask = len(slot_client) - 1
-    row_of = np.empty(len(clients), np.int64)
+    """Fills rows with places of events and clients, and `grouped` with their numbers; returns the number of rows."""
     used = 0
     starts[0] = 0
     for event in range(len(offsets) - 1):
         stamp += 1
         first_row, first, last = used, offsets[event], offsets[event + 1]
         for at in range(first, last):
-            client = clients[at]
-            slot = np.int64((np.uint64(client) * _HASH) >> np.uint64(32)) & mask
-            while slot_stamp[slot] == stamp and slot_client[slot] != client:
-                slot = (slot + 1) & mask
-            if slot_stamp[slot] != stamp:
-                slot_stamp[slot], slot_client[slot], slot_row[slot] = stamp, client, used
-                rows[used] = client
+            seat = seat_of[ids[at]]
+            if stamp_of[seat] != stamp:
+                stamp_of[seat], row_of[seat] = stamp, used
+                places[used], clients[used] = event, client_of[seat]
                 starts[used + 1] = 0
                 used += 1
-            row_of[at] = slot_row[slot]
-            starts[slot_row[slot] + 1] += 1
+            starts[row_of[seat] + 1] += 1
         for row in range(first_row, used):
             starts[row + 1] += starts[row]
         for at in range(last - 1, first - 1, -1):  # from the back: `starts` of the row is where the next one goes
-            row = row_of[at]
+            row = row_of[seat_of[ids[at]]]
             starts[row + 1] -= 1
-            grouped[starts[row + 1]] = numbers[at]
+            grouped[starts[row + 1]] = number_of[ids[at]]
         # Now `starts[row + 1]` is the begin of a row, and the begin of the next one is its end.
         for row in range(first_row, used - 1):
             starts[row + 1] = starts[row + 2]
         if used > first_row:
             starts[used] = last
-        row_ends[event] = used
     return used

@@ -13,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.configuration import ODD, Configuration, checksum, seed_of
+from shoal.engine.filter_arena import FilterArena, widened
+from shoal.engine.filter_numbers import FilterNumbers, as_numbers, is_number
+from shoal.engine.links import Found
 from shoal.engine.messages import Event, Refused
-from shoal.engine.seat_groups import SeatGroups, Seats
+from shoal.engine.seat_groups import SeatGroups
 from shoal.errors import EventError, FilterError
 from shoal.filters.events import decode_any_event
-from shoal.filters.index.index import Index, Matches
+from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
 
-ROWS_FIRST: Final = 16
 NO_ATTRIBUTES: Final = b"\x80"
 """An event without attributes."""
 
@@ -48,86 +50,116 @@ def owners(configuration: Configuration, checksums: npt.NDArray[np.uint64]) -> n
     return places
 
 
+class Matched(NamedTuple):
+    """What a batch of events matches."""
+
+    found: list[Found]
+    rejected: dict[int, str]
+    """Events that cannot be read, by place, and why."""
+
+
 class SubscriptionTable:
-    """The filters of all clients."""
+    """The filters of all clients. A filter takes about 50 bytes here, besides those of the index and its wire form."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._index = Index()
-        self._clients: dict[int, dict[int, int]] = {}
-        """By client: the id of each of its numbers."""
-        self._free: list[int] = []
-        self._wires: list[bytes | None] = []
+        self._numbers = FilterNumbers()
+        self._arena = FilterArena()
+        self._checksum_of = np.zeros(0, np.uint32)
         """By id."""
-        self._seat_of = np.zeros(ROWS_FIRST, np.int64)
-        self._number_of = np.zeros(ROWS_FIRST, np.int64)
-        self._checksum_of = np.zeros(ROWS_FIRST, np.uint64)
+        self._size = 0
+        """Ids that were used so far are below this."""
+        self._free = np.zeros(0, np.int64)
+        """Ids that can be used again: the first `_free_count` of these."""
+        self._free_count = 0
+        self._seats: dict[int, int] = {}
+        """By client."""
+        self._client_of = np.zeros(0, np.int64)
+        self._filters_of = np.zeros(0, np.int64)
+        """By seat."""
+        self._free_seats: list[int] = []
         self._groups = SeatGroups()
-        self._filters = 0
 
     def __len__(self) -> int:
-        return self._filters
+        return len(self._numbers)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of index and arrays."""
-        return self._index.nbytes + self._seat_of.nbytes + self._number_of.nbytes + self._checksum_of.nbytes
+        """Bytes of index and columns."""
+        columns = self._checksum_of, self._free, self._client_of, self._filters_of
+        return self._index.nbytes + self._numbers.nbytes + self._arena.nbytes + sum(each.nbytes for each in columns)
 
     @property
     def size(self) -> int:
         """All ids are below this."""
-        return len(self._wires)
+        return self._size
 
     def rows(self, first: int, last: int) -> Rows:
         """The filters with ids from `first` to before `last`."""
-        wires = self._wires[first:last]
-        ids = np.array([first + at for at, wire in enumerate(wires) if wire is not None], np.intp)
+        ids = self._arena.used(first, min(last, self._size))
         return Rows(
-            self._seat_of[ids].tolist(),
-            self._number_of[ids].tolist(),
-            [wire for wire in wires if wire is not None],
-            self._checksum_of[ids],
+            self._client_of[self._numbers.seat_of[ids]].tolist(),
+            self._numbers.number_of[ids].tolist(),
+            self._arena.wires(ids),
+            self._checksum_of[ids].astype(np.uint64),
         )
 
-    def has(self, client: int, number: int) -> bool:
-        """Whether a filter is here."""
-        return number in self._clients.get(client, ())
+    def present(self, client: int, numbers: Iterable[int]) -> list[int]:
+        """Those of some filters of a client that are here."""
+        seat = self._seats.get(client)
+        if seat is None:
+            return []
+        given = as_numbers(numbers)
+        here: list[int] = given[self._numbers.find(seat, given) >= 0].tolist()
+        return here
 
     def numbers(self, client: int) -> list[int]:
         """The numbers of a client's filters."""
-        return list(self._clients.get(client, ()))
+        seat = self._seats.get(client)
+        if seat is None:
+            return []
+        found: list[int] = self._numbers.numbers(seat, int(self._filters_of[seat])).tolist()
+        return found
 
     # Changes
 
     def remove(self, client: int, numbers: Iterable[int]) -> None:
         """Removes those of a client's filters that are here."""
-        own = self._clients.get(client)
-        if own is None:
+        seat = self._seats.get(client)
+        if seat is None:
             return
-        ids = [own.pop(number) for number in dict.fromkeys(numbers) if number in own]
-        if ids:
+        ids = self._numbers.take_out(seat, as_numbers(numbers))
+        if len(ids):
             self._index.remove_many(ids)
-            self._free += ids
-            self._filters -= len(ids)
-            for id in ids:
-                self._wires[id] = None
-        if not own:
-            del self._clients[client]
+            self._arena.drop(ids)
+            self._filters_of[seat] -= len(ids)
+            self._free = widened(self._free, self._free_count + len(ids))
+            self._free[self._free_count : self._free_count + len(ids)] = ids
+            self._free_count += len(ids)
+        self._leave_if_empty(client, seat)
 
     def insert(self, client: int, filters: Sequence[tuple[int, bytes]]) -> list[Refused]:
         """Inserts those filters of a client that are not here; returns those that are refused."""
-        own = self._clients.setdefault(client, {})
-        refused = self._insert(client, own, [one for one in dict(filters).items() if one[0] not in own])
-        if not own:
-            del self._clients[client]
+        if not filters:
+            return []
+        seat = self._seat(client)
+        given = dict(filters)
+        refused = [Refused(number, "its number is too large") for number in given if not is_number(number)]
+        for one in refused:
+            del given[one.number]
+        here = self._numbers.find(seat, as_numbers(given)).tolist()
+        new = [one for one, id in zip(given.items(), here, strict=True) if id < 0]
+        refused += self._insert(seat, new)
+        self._leave_if_empty(client, seat)
         return refused
 
-    def _insert(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> list[Refused]:
+    def _insert(self, seat: int, new: list[tuple[int, bytes]]) -> list[Refused]:
         refused: list[Refused] = []
         limits = self._limits
         rooms = {
-            "engine_client_filters_max": limits.engine_client_filters_max - len(own),
-            "engine_filters_max": limits.engine_filters_max - self._filters,
+            "engine_client_filters_max": limits.engine_client_filters_max - int(self._filters_of[seat]),
+            "engine_filters_max": limits.engine_filters_max - len(self),
         }
         least = min(rooms, key=lambda name: rooms[name])
         room = max(rooms[least], 0)
@@ -138,66 +170,76 @@ class SubscriptionTable:
         if not new:
             return refused
         try:
-            self._insert_all(client, own, new)
+            self._insert_all(seat, new)
         except FilterError as error:
             if len(new) == 1:
                 return [*refused, Refused(new[0][0], str(error))]
             for one in new:
-                refused += self._insert(client, own, [one])
+                refused += self._insert(seat, [one])
         return refused
 
-    def _insert_all(self, client: int, own: dict[int, int], new: list[tuple[int, bytes]]) -> None:
-        if len(self._free) < len(new):
-            used = len(self._wires)
-            more = max(ROWS_FIRST, len(new), used // 8)
-            self._free += range(used + more - 1, used - 1, -1)
-            self._wires += [None] * more
-            if used + more > len(self._seat_of):
-                self._seat_of = np.resize(self._seat_of, 2 * (used + more))
-                self._number_of = np.resize(self._number_of, 2 * (used + more))
-                self._checksum_of = np.resize(self._checksum_of, 2 * (used + more))
-        ids = self._free[-len(new) :]
-        numbers = [number for number, _ in new]
-        self._index.insert_many(ids, wire_table([wire for _, wire in new]))
-        self._seat_of[ids] = client
-        self._number_of[ids] = numbers
-        self._checksum_of[ids] = [checksum(wire) for _, wire in new]
-        for id, (_, wire) in zip(ids, new, strict=True):
-            self._wires[id] = wire
-        del self._free[-len(new) :]
-        self._filters += len(ids)
-        own.update(zip(numbers, ids, strict=True))
+    def _insert_all(self, seat: int, new: list[tuple[int, bytes]]) -> None:
+        wires = [wire for _, wire in new]
+        used_again = min(self._free_count, len(new))
+        fresh = np.arange(self._size, self._size + len(new) - used_again)
+        ids = np.concatenate([self._free[self._free_count - used_again : self._free_count], fresh])
+        self._index.insert_many(ids, wire_table(wires))
+        self._free_count -= used_again
+        self._size += len(fresh)
+        self._numbers.make_room(self._size, len(self._client_of))
+        self._arena.make_room(self._size)
+        self._checksum_of = widened(self._checksum_of, self._size)
+        self._numbers.add(seat, ids, as_numbers(number for number, _ in new))
+        self._arena.put(ids, wires)
+        self._checksum_of[ids] = np.fromiter(map(checksum, wires), np.uint32, len(wires))
+        self._filters_of[seat] += len(ids)
 
     def settle(self) -> None:
         """Does now what the first match after many changes would do."""
         self._index.settle()
         self._index.match_many(wire_table([NO_ATTRIBUTES]))
 
+    # Seats
+
+    def _seat(self, client: int) -> int:
+        """The seat of a client, which gets one if it has none."""
+        seat = self._seats.get(client)
+        if seat is None:
+            seat = self._free_seats.pop() if self._free_seats else len(self._seats)
+            self._client_of = widened(self._client_of, seat + 1)
+            self._filters_of = widened(self._filters_of, seat + 1)
+            self._numbers.make_room(self._size, len(self._client_of))
+            self._seats[client] = seat
+            self._client_of[seat] = client
+        return seat
+
+    def _leave_if_empty(self, client: int, seat: int) -> None:
+        if not self._filters_of[seat]:
+            del self._seats[client]
+            self._free_seats.append(seat)
+
     # Matching
 
-    def match(self, events: Sequence[Event]) -> list[Seats | str]:
-        """For each event the clients whose filters it matches; or why it cannot be read."""
+    def match(self, events: Sequence[Event]) -> Matched:
+        """The clients whose filters the events match."""
         try:
-            return list(self._by_seat(self._index.match_many(wire_table([event.attributes for event in events]))))
+            return Matched(self._found([event.attributes for event in events]), {})
         except EventError:
             return self._match_valid(events)
 
-    def _match_valid(self, events: Sequence[Event]) -> list[Seats | str]:
+    def _match_valid(self, events: Sequence[Event]) -> Matched:
         """Some events cannot be read: they are found one by one, the others are matched together."""
-        found: list[Seats | str] = []
-        valid: list[int] = []
+        rejected: dict[int, str] = {}
         for at, event in enumerate(events):
-            found.append([])
             try:
                 decode_any_event(event.attributes)
-                valid.append(at)
             except EventError as error:
-                found[at] = str(error)
-        table = wire_table([events[at].attributes for at in valid])
-        for at, seats in zip(valid, self._by_seat(self._index.match_many(table)), strict=True):
-            found[at] = seats
-        return found
+                rejected[at] = str(error)
+        valid = [at for at in range(len(events)) if at not in rejected]
+        found = self._found([events[at].attributes for at in valid])
+        return Matched([(valid[at], client, numbers) for at, client, numbers in found], rejected)
 
-    def _by_seat(self, matches: Matches) -> Iterable[Seats]:
-        clients, numbers = self._seat_of[matches.ids], self._number_of[matches.ids]
-        return self._groups.group(matches.offsets, clients, numbers, len(self._clients))
+    def _found(self, events: list[bytes]) -> list[Found]:
+        matches = self._index.match_many(wire_table(events))
+        columns = self._numbers.seat_of, self._numbers.number_of, self._client_of
+        return self._groups.group(matches.offsets, matches.ids, *columns)

@@ -1,0 +1,211 @@
+"""Which filter has which id: the numbers that clients give to their filters, in hash tables of plain arrays.
+
+Owns the columns of seats and numbers. A client has a *seat*, a small number. The table finds the id of a filter by
+seat and number, and links the filters of each seat. It takes 24 to 32 bytes for a filter, where a dictionary for each
+client takes more than 100. Tables grow between kernel calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shoal.engine.filter_arena import widened
+from shoal.wire.raw_bytes import kernel, part
+
+Ints = npt.NDArray[np.int64]
+
+NUMBER_MAX: Final = (1 << 63) - 1
+_SLOTS_FIRST: Final = 64
+_LOAD_MAX: Final = 0.75
+"""The share of slots that are used at most."""
+_GROWTH: Final = 1.5
+_NONE: Final = np.uint32(0)
+"""In columns of ids plus one: no filter."""
+_MIX: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class FilterNumbers:
+    """The filters of all seats, by number."""
+
+    def __init__(self) -> None:
+        self._slots = np.zeros(_SLOTS_FIRST, np.uint32)
+        """Ids plus one."""
+        self.seat_of = np.zeros(0, np.uint32)
+        """By id."""
+        self.number_of = np.zeros(0, np.int64)
+        """By id."""
+        self._before = np.zeros(0, np.uint32)
+        self._after = np.zeros(0, np.uint32)
+        """The filters of a seat are a list: by id, the ids before and after it, plus one."""
+        self._first = np.zeros(0, np.uint32)
+        """By seat: the first id of its list, plus one."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of everything held."""
+        columns = self.seat_of, self.number_of, self._before, self._after, self._first
+        return self._slots.nbytes + sum(column.nbytes for column in columns)
+
+    def make_room(self, size: int, seats: int) -> None:
+        """Ids are below `size` from now on, and seats below `seats`."""
+        self.seat_of, self.number_of = widened(self.seat_of, size), widened(self.number_of, size)
+        self._before, self._after = widened(self._before, size), widened(self._after, size)
+        self._first = widened(self._first, seats)
+
+    def find(self, seat: int, numbers: Ints) -> Ints:
+        """The ids of filters of a seat; -1 where there is none."""
+        found = np.empty(len(numbers), np.int64)
+        _find_all(self._slots, self.seat_of, self.number_of, seat, numbers, found)
+        return found
+
+    def add(self, seat: int, ids: Ints, numbers: Ints) -> None:
+        """Adds filters. Ids and numbers are free."""
+        self._count += len(ids)
+        self.seat_of[ids] = seat
+        self.number_of[ids] = numbers
+        if self._count > _LOAD_MAX * len(self._slots):
+            slots = np.zeros(int(_GROWTH * max(self._count, len(self._slots))), np.uint32)
+            _move_all(self._slots, slots, self.seat_of, self.number_of)
+            self._slots = slots
+        _add_all(self._slots, self.seat_of, self.number_of, self._before, self._after, self._first, ids)
+
+    def take_out(self, seat: int, numbers: Ints) -> Ints:
+        """Removes those filters of a seat that are here; returns their ids."""
+        ids = np.empty(len(numbers), np.int64)
+        columns = self._slots, self.seat_of, self.number_of, self._before, self._after, self._first
+        taken = _take_all(*columns, seat, numbers, ids)
+        self._count -= taken
+        return ids[:taken]
+
+    def numbers(self, seat: int, count: int) -> Ints:
+        """The numbers of all filters of a seat, which are `count`."""
+        found = np.empty(count, np.int64)
+        _list_all(self.number_of, self._after, self._first, seat, found)
+        return found
+
+
+def as_numbers(numbers: Iterable[int]) -> Ints:
+    """Numbers of a client as an array. Those that no filter can have are left out."""
+    given = [*numbers]
+    try:
+        return np.array(given, np.int64)
+    except OverflowError:
+        return np.array([number for number in given if is_number(number)], np.int64)
+
+
+def is_number(number: int) -> bool:
+    """Whether a filter can have this number."""
+    return -NUMBER_MAX <= number <= NUMBER_MAX
+
+
+def warm_up() -> None:
+    """Compiles the kernels, or loads them from the cache."""
+    table = FilterNumbers()
+    table.make_room(1, 1)
+    one = np.zeros(1, np.int64)
+    table.add(0, one, one)
+    table.find(0, one)
+    table.numbers(0, 1)
+    table.take_out(0, one)
+    _move_all(table._slots, table._slots.copy(), table.seat_of, table.number_of)
+
+
+@part
+def _home(seat: Any, number: Any, slots: int) -> int:
+    mixed = (np.uint64(number) ^ (np.uint64(seat) << np.uint64(40))) * _MIX
+    mixed = ((mixed ^ (mixed >> np.uint64(29))) * _MIX) >> np.uint64(32)
+    return np.int64((mixed * np.uint64(slots)) >> np.uint64(32))
+
+
+@part
+def _slot_of(slots: Any, seat_of: Any, number_of: Any, seat: int, number: int) -> int:
+    """The slot of a filter, or the free one where it belongs."""
+    slot = _home(seat, number, len(slots))
+    while slots[slot] != _NONE:
+        id = np.int64(slots[slot]) - 1
+        if number_of[id] == number and seat_of[id] == seat:
+            break
+        slot = slot + 1 if slot + 1 < len(slots) else 0
+    return slot
+
+
+@part
+def _put(slots: Any, seat_of: Any, number_of: Any, id: int) -> None:
+    slot = _home(seat_of[id], number_of[id], len(slots))
+    while slots[slot] != _NONE:
+        slot = slot + 1 if slot + 1 < len(slots) else 0
+    slots[slot] = np.uint32(id + 1)
+
+
+@kernel
+def _find_all(slots: Any, seat_of: Any, number_of: Any, seat: int, numbers: Any, found: Any) -> None:
+    for at in range(len(numbers)):
+        found[at] = np.int64(slots[_slot_of(slots, seat_of, number_of, seat, numbers[at])]) - 1
+
+
+@kernel
+def _move_all(old: Any, new: Any, seat_of: Any, number_of: Any) -> None:
+    for slot in range(len(old)):
+        if old[slot] != _NONE:
+            _put(new, seat_of, number_of, np.int64(old[slot]) - 1)
+
+
+@kernel
+def _add_all(slots: Any, seat_of: Any, number_of: Any, before: Any, after: Any, first: Any, ids: Any) -> None:
+    for id in ids:
+        _put(slots, seat_of, number_of, id)
+        seat = seat_of[id]
+        follower = first[seat]
+        before[id], after[id] = _NONE, follower
+        if follower != _NONE:
+            before[np.int64(follower) - 1] = np.uint32(id + 1)
+        first[seat] = np.uint32(id + 1)
+
+
+@kernel
+def _take_all(
+    slots: Any, seat_of: Any, number_of: Any, before: Any, after: Any, first: Any, seat: int, numbers: Any, ids: Any
+) -> int:
+    """Removes filters, and closes the gaps in the hash table. Returns how many were here."""
+    size = len(slots)
+    taken = 0
+    for at in range(len(numbers)):
+        gap = _slot_of(slots, seat_of, number_of, seat, numbers[at])
+        if slots[gap] == _NONE:
+            continue
+        id = np.int64(slots[gap]) - 1
+        ids[taken] = id
+        taken += 1
+        slot = gap
+        while True:
+            slot = slot + 1 if slot + 1 < size else 0
+            if slots[slot] == _NONE:
+                break
+            other = np.int64(slots[slot]) - 1
+            if (slot - _home(seat_of[other], number_of[other], size)) % size >= (slot - gap) % size:
+                slots[gap] = slots[slot]
+                gap = slot
+        slots[gap] = _NONE
+        if before[id] != _NONE:
+            after[np.int64(before[id]) - 1] = after[id]
+        else:
+            first[seat] = after[id]
+        if after[id] != _NONE:
+            before[np.int64(after[id]) - 1] = before[id]
+    return taken
+
+
+@kernel
+def _list_all(number_of: Any, after: Any, first: Any, seat: int, found: Any) -> None:
+    id = np.int64(first[seat]) - 1
+    for at in range(len(found)):
+        found[at] = number_of[id]
+        id = np.int64(after[id]) - 1
