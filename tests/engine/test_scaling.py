@@ -26,6 +26,7 @@ from shoal.engine.messages import (
     Ready,
     Remove,
     decode_replies,
+    unpack,
 )
 from shoal.engine.operators import Operators
 from shoal.engine.subscription_table import owners
@@ -118,7 +119,7 @@ class Site:
     def delivered(self, client: int) -> dict[int, list[int]]:
         found = [item for item in self.said.get(client, []) if isinstance(item, Delivery)]
         assert len({item.number for item in found}) == len(found), "an event came twice"
-        return {item.number: item.matched for item in found}
+        return {item.number: sorted(unpack(item.matched)) for item in found}
 
 
 READER, EMITTER = 1, 2

@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shoal.engine.messages import unpack
 from shoal.engine.seat_groups import SeatGroups
 
 SEATS = 40
 CLIENT_OF = np.array([seat * 2**40 + 7 for seat in range(SEATS)], np.int64)
-EVENTS = st.lists(st.lists(st.tuples(st.integers(0, SEATS - 1), st.integers(1, 2**40)), max_size=12), max_size=8)
+EVENTS = st.lists(st.lists(st.tuples(st.integers(0, SEATS - 1), st.integers(1, 2**32 - 1)), max_size=12), max_size=8)
 
+Clients = npt.NDArray[np.int64]
 Events = list[list[tuple[int, int]]]
 
 
-def grouped(groups: SeatGroups, events: Events, client_of: np.ndarray) -> list[tuple[int, int, list[int]]]:
+def grouped(groups: SeatGroups, events: Events, client_of: Clients) -> list[tuple[int, int, list[int]]]:
     pairs = [pair for event in events for pair in event]
     offsets = np.cumsum([0, *map(len, events)], dtype=np.int64)
     seat_of = np.array([0, *(seat for seat, _ in pairs)], np.uint32)
-    number_of = np.array([0, *(number for _, number in pairs)], np.int64)
-    return groups.group(offsets, np.arange(1, len(pairs) + 1, dtype=np.uint32), seat_of, number_of, client_of)
+    number_of = np.array([0, *(number for _, number in pairs)], np.uint32)
+    found = groups.group(offsets, np.arange(1, len(pairs) + 1, dtype=np.uint32), seat_of, number_of, client_of)
+    return [(place, client, [*unpack(numbers)]) for place, client, numbers in found]
 
 
-def wanted(events: Events, client_of: np.ndarray) -> list[tuple[int, int, list[int]]]:
+def wanted(events: Events, client_of: Clients) -> list[tuple[int, int, list[int]]]:
     result: list[tuple[int, int, list[int]]] = []
     for place, event in enumerate(events):
         seats: dict[int, list[int]] = {}

@@ -221,10 +221,10 @@ class Matching:
 
     # Called by BusMatching
 
-    def deliver(self, arrived: Arrived, numbers: list[int]) -> None:
+    def deliver(self, arrived: Arrived, numbers: Iterable[int]) -> None:
         """An event matches filters of this reader."""
         event = arrived.delivery
-        matched = tuple(self._names[number] for number in numbers)
+        matched = tuple(map(self._names.__getitem__, numbers))
         attributes = decode_any_event(event.attributes)
         self._items.append(
             Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)
@@ -474,6 +474,9 @@ class BusMatching:
 
     def _act(self, effect: Effect) -> None:
         if isinstance(effect, Arrived):
+            if len(self._readers) == 1:  # all filters are its own
+                next(iter(self._readers)).deliver(effect, effect.numbers)
+                return
             by_reader: dict[Matching, list[int]] = {}
             for number in effect.numbers:
                 if (found := self._reader_of.get(number)) is not None:

@@ -137,7 +137,7 @@ class EngineClient:
         self._next = 1
         self._outbox: list[FromClient] = []
         self._delivered: OrderedDict[int, int] = OrderedDict()
-        self._ahead: tuple[tuple[int, int], list[int]] = ((0, 0), [])
+        self._ahead: tuple[tuple[int, int], bytes] = ((0, 0), b"")
         """Filters that matched the event that comes next, by emitter and number."""
         self.repeats = 0
         """Events that came again and were dropped."""
@@ -242,8 +242,8 @@ class EngineClient:
             elif type(item) is Matched:
                 place = (item.emitter, item.number)
                 if self._ahead[0] != place:
-                    self._ahead = (place, [])
-                self._ahead[1].extend(item.matched)
+                    self._ahead = (place, b"")
+                self._ahead = (place, self._ahead[1] + item.matched)
             elif type(item) is Rejected:
                 self.effects.append(EventRejected(item.number, item.reason))
 
@@ -298,11 +298,12 @@ class EngineClient:
         self._delivered.move_to_end(delivery.emitter)
         if len(self._delivered) > EMITTERS_MAX:
             self._delivered.popitem(last=False)
-        place, matched = self._ahead
+        place, ahead = self._ahead
+        matched = delivery.matched
         if place == (delivery.emitter, delivery.number):
-            self._ahead = ((0, 0), [])
-            delivery.matched.extend(matched)
-        wanted = tuple(number for number in delivery.matched if number in self._filters)
+            self._ahead = ((0, 0), b"")
+            matched += ahead
+        wanted = tuple(filter(self._filters.__contains__, messages.unpack(matched)))
         if wanted:
             self.effects.append(Arrived(delivery, wanted))
 

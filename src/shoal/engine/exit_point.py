@@ -15,19 +15,20 @@ import msgspec
 from shoal.engine import messages
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Batch, Changes, Events, Found, Mark, Part, Replies, Step
-from shoal.engine.matcher import NUMBER_BYTES, NUMBERS_MAX
-from shoal.engine.messages import Delivery, Event, FromEngine, InForce, Matched
+from shoal.engine.matcher import NUMBERS_MAX
+from shoal.engine.messages import NUMBER_BYTES, Delivery, Event, FromEngine, InForce, Matched
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
 PARTS_OF_ITS_TIME: Final = rule("parts_of_its_time", "A batch waits for the matchers of its own configuration.")
 IN_ORDER: Final = rule("in_order", "An exit point delivers batches in the order of the fan.")
-ONE_COPY: Final = rule("one_copy", "A filter that two matchers hold for a moment is matched once.")
 
-DELIVERY_NUMBERS_MAX: Final = 128
+DELIVERY_NUMBERS_MAX: Final = 192
 """Filters that are named in a delivery itself: the largest event has room for them in its letter."""
 ITEM_BYTES: Final = 64
 """Bytes of an item besides attributes and payload, about."""
+ITEM_NUMBER_BYTES: Final = 5
+"""Bytes of a number that is not packed."""
 
 
 class Post(NamedTuple):
@@ -115,7 +116,7 @@ class ExitPoint:
             for at, client, numbers in found:
                 emitter, event = body.events[at]
                 waiting = self._waiting.setdefault(client, [])
-                if len(numbers) > DELIVERY_NUMBERS_MAX:
+                if len(numbers) > DELIVERY_NUMBERS_MAX * NUMBER_BYTES:
                     numbers = self._told_ahead(waiting, emitter, event, numbers)
                 waiting.append(Delivery(emitter, event.number, event.time_us, event.attributes, event.payload, numbers))
             self.deliveries += len(found)
@@ -127,24 +128,20 @@ class ExitPoint:
             for client, item in part.said:
                 self._waiting.setdefault(client, []).append(item)
 
-    def _told_ahead(self, waiting: list[FromEngine], emitter: int, event: Event, numbers: list[int]) -> list[int]:
+    def _told_ahead(self, waiting: list[FromEngine], emitter: int, event: Event, numbers: bytes) -> bytes:
         """Tells a client most of the filters that an event matches ahead of it; returns the others."""
-        for first in range(DELIVERY_NUMBERS_MAX, len(numbers), NUMBERS_MAX):
-            waiting.append(Matched(emitter, event.number, numbers[first : first + NUMBERS_MAX]))
-        return numbers[:DELIVERY_NUMBERS_MAX]
+        begin, step = DELIVERY_NUMBERS_MAX * NUMBER_BYTES, NUMBERS_MAX * NUMBER_BYTES
+        for first in range(begin, len(numbers), step):
+            waiting.append(Matched(emitter, event.number, numbers[first : first + step]))
+        return numbers[:begin]
 
     def _merged(self, parts: list[Part]) -> list[Found]:
-        """What several matchers found: a client is named once for an event."""
-        seats: dict[tuple[int, int], list[int]] = {}
+        """What several matchers found: a client is named once for an event. Matchers report different filters."""
+        seats: dict[tuple[int, int], bytes] = {}
         for part in parts:
             for at, client, numbers in part.found:
                 before = seats.get((at, client))
-                if before is None:
-                    seats[at, client] = numbers
-                elif ONE_COPY in self._rules:
-                    seats[at, client] = sorted({*before, *numbers})
-                else:
-                    seats[at, client] = before + numbers
+                seats[at, client] = numbers if before is None else before + numbers
         return [(at, client, seats[at, client]) for at, client in sorted(seats)]
 
     # Letters
@@ -171,11 +168,11 @@ class ExitPoint:
         for item in items:
             more = ITEM_BYTES
             if isinstance(item, Delivery):
-                more += len(item.attributes) + len(item.payload) + NUMBER_BYTES * len(item.matched)
+                more += len(item.attributes) + len(item.payload) + len(item.matched)
             elif isinstance(item, InForce):
-                more += NUMBER_BYTES * len(item.numbers)
+                more += ITEM_NUMBER_BYTES * len(item.numbers)
             elif isinstance(item, Matched):
-                more += NUMBER_BYTES * len(item.matched)
+                more += len(item.matched)
             if part and size + more > self._bytes_max:
                 letters.append(messages.encode(part))
                 part, size = [], 0

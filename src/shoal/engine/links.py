@@ -115,8 +115,9 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
 # Between members
 
-Found: TypeAlias = tuple[int, int, list[int]]
-"""The place of an event in its batch, a client, and the numbers of its filters that the event matches."""
+Found: TypeAlias = tuple[int, int, bytes]
+"""The place of an event in its batch, a client, and the numbers of its filters that the event matches (see
+`messages.unpack`)."""
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True, tag=1):

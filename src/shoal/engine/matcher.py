@@ -6,7 +6,8 @@ configuration changes also those that the next one gives to it:
     serving --PREPARE--> sends the others their filters, gets its own --SWITCH--> serving, drops what is not its own
                                                                       --GIVE_UP--> as before
 
-Nothing stops meanwhile. A filter that two matchers hold for a moment is matched twice; the exit point makes one of it.
+Nothing stops meanwhile. Two matchers may hold a filter for a moment; the one to which the configuration gives it speaks
+of it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ import numpy as np
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
-from shoal.engine.subscription_table import SubscriptionTable, owners
+from shoal.engine.subscription_table import Owner, SubscriptionTable, owners
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
+ONE_COPY: Final = rule("one_copy", "A filter that two matchers hold for a moment is matched once.")
 CHANGE_TO_BOTH: Final = rule("change_to_both", "While the configuration changes, a filter goes to both its matchers.")
 
 FOUND_BYTES: Final = 16
-NUMBER_BYTES: Final = 5
 NUMBERS_MAX: Final = 4096
 """Filters that are named in one answer."""
 WINDOW: Final = 4
@@ -95,12 +96,19 @@ class Matcher:
             self._marked(body)
 
     def _match(self, number: int, body: Events) -> None:
-        matched = self.table.match([event for _, event in body.events])
+        matched = self.table.match([event for _, event in body.events], self._only)
         said: list[tuple[int, FromEngine]] = []
         for at, why in matched.rejected.items():
             emitter, event = body.events[at]
             said.append((emitter, Rejected(event.number, why)))
         self._speak(number, matched.found, said)
+
+    @property
+    def _only(self) -> Owner | None:
+        """The filters of which this matcher speaks; None if that is all it holds."""
+        if (self._next is None and self._trimming is None) or ONE_COPY not in self._rules:
+            return None
+        return Owner(self._configuration, self._configuration.matchers.index(self._name))
 
     def _speak(self, number: int, found: list[Found], said: list[tuple[int, FromEngine]]) -> None:
         """Gives each exit point what belongs to its clients."""
@@ -121,7 +129,7 @@ class Matcher:
         piece: list[Found] = []
         size = 0
         for one in found:
-            more = FOUND_BYTES + NUMBER_BYTES * len(one[2])
+            more = FOUND_BYTES + len(one[2])
             if piece and size + more > self._limits.engine_letter_bytes_max:
                 yield piece
                 piece, size = [], 0

@@ -10,7 +10,9 @@ order and says who published them, so no item names its sender.
 
 from __future__ import annotations
 
+import struct
 import zlib
+from collections.abc import Sequence
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -23,6 +25,9 @@ ENGINE_PREFIX: Final = b"__shoal.i:"
 """Prefix of the channels on which only engines may publish."""
 LANES: Final = 16
 """Lanes of an engine. A client keeps its lane for life, so the number never changes."""
+NUMBER_BYTES: Final = 4
+"""Bytes of the number of a filter where many are named. So a client may have four billion filters in its life."""
+NUMBER_MAX: Final = (1 << 8 * NUMBER_BYTES) - 1
 MAIN: Final = "main"
 """The engine of a cluster."""
 
@@ -45,6 +50,16 @@ def call_channel(engine: str) -> bytes:
 def lane_of(client: int) -> int:
     """The lane of a client."""
     return zlib.crc32(client.to_bytes(8, "little")) % LANES
+
+
+def pack(numbers: Sequence[int]) -> bytes:
+    """Numbers of filters, four bytes for each."""
+    return struct.pack(f"<{len(numbers)}I", *numbers)
+
+
+def unpack(packed: bytes) -> tuple[int, ...]:
+    """The numbers of filters that were packed."""
+    return struct.unpack_from(f"<{len(packed) // NUMBER_BYTES}I", packed)
 
 
 # From clients
@@ -130,14 +145,15 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
 
 
 class Delivery(msgspec.Struct, frozen=True, array_like=True, tag=4):
-    """An event, named by its emitter and number, and the numbers of this client's filters that it matches."""
+    """An event, named by its emitter and number, and the numbers of this client's filters that it matches (see
+    `unpack`)."""
 
     emitter: int
     number: int
     time_us: int
     attributes: bytes
     payload: bytes
-    matched: list[int]
+    matched: bytes
 
 
 class Taken(msgspec.Struct, frozen=True, array_like=True, tag=5):
@@ -176,7 +192,7 @@ class Matched(msgspec.Struct, frozen=True, array_like=True, tag=10):
 
     emitter: int
     number: int
-    matched: list[int]
+    matched: bytes
 
 
 FromEngine: TypeAlias = Welcome | InForce | Refused | Delivery | Taken | Again | Rejected | Resend | Dropped | Matched

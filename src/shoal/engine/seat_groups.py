@@ -6,17 +6,21 @@ between events, and the cost is that of the matches, without a sort.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.filter_arena import widened
 from shoal.engine.links import Found
+from shoal.engine.messages import NUMBER_BYTES
 from shoal.wire.raw_bytes import kernel
 
 Ints = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint32]
+
+NUMBERS: Final = np.dtype("<u4")
+"""The numbers of filters, as they are packed."""
 
 
 class SeatGroups:
@@ -28,7 +32,7 @@ class SeatGroups:
         """By seat: the last event that it matched, and its row for that."""
         self._stamps = 0
 
-    def group(self, offsets: Ints, ids: Ids, seat_of: Ids, number_of: Ints, client_of: Ints) -> list[Found]:
+    def group(self, offsets: Ints, ids: Ids, seat_of: Ids, number_of: Ids, client_of: Ints) -> list[Found]:
         """The clients of each event, with the numbers of their filters. `offsets` tells where the matches of an event
         begin and end in `ids`; the columns tell the seat and the number of an id, and the client of a seat."""
         count = len(ids)
@@ -37,25 +41,21 @@ class SeatGroups:
         self._stamp_of = widened(self._stamp_of, len(client_of))
         self._row_of = widened(self._row_of, len(client_of))
         places, clients = np.empty(count, np.int64), np.empty(count, np.int64)
-        starts, grouped = np.empty(count + 1, np.int64), np.empty(count, np.int64)
+        starts, grouped = np.empty(count + 1, np.int64), np.empty(count, NUMBERS)
         scratch = self._stamp_of, self._row_of, self._stamps
         used = _group(offsets, ids, seat_of, number_of, client_of, *scratch, places, clients, starts, grouped)
         self._stamps += len(offsets) - 1
-        numbers = grouped.tolist()
-        if used == count:  # one filter for each client
-            return [
-                (place, client, [number])
-                for place, client, number in zip(places.tolist(), clients.tolist(), numbers, strict=True)
-            ]
-        ends = starts[1 : used + 1].tolist()
-        rows = zip(places[:used].tolist(), clients[:used].tolist(), [0, *ends[:-1]], ends, strict=True)
+        numbers = grouped.tobytes()
+        bounds = (starts[: used + 1] * NUMBER_BYTES).tolist()
+        rows = zip(places[:used].tolist(), clients[:used].tolist(), bounds, bounds[1:], strict=False)
         return [(place, client, numbers[first:last]) for place, client, first, last in rows]
 
 
 def warm_up() -> None:
     """Compiles the kernel, or loads it from the cache."""
     one = np.zeros(1, np.int64)
-    SeatGroups().group(np.array([0, 1], np.int64), np.zeros(1, np.uint32), np.zeros(1, np.uint32), one, one)
+    ids = np.zeros(1, np.uint32)
+    SeatGroups().group(np.array([0, 1], np.int64), ids, ids, ids, one)
 
 
 @kernel

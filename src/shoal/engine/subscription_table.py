@@ -26,6 +26,10 @@ from shoal.limits import Limits
 
 NO_ATTRIBUTES: Final = b"\x80"
 """An event without attributes."""
+FEW: Final = 32
+"""So many filters are inserted and removed one by one. More are a segment of the index of their own, at first."""
+PARTS_WORTH_A_FILTER: Final = 8
+"""An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
 
 
 class Rows(NamedTuple):
@@ -35,6 +39,13 @@ class Rows(NamedTuple):
     numbers: list[int]
     wires: list[bytes]
     checksums: npt.NDArray[np.uint64]
+
+
+class Owner(NamedTuple):
+    """One of the matchers of a configuration."""
+
+    configuration: Configuration
+    place: int
 
 
 def owners(configuration: Configuration, checksums: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -80,6 +91,8 @@ class SubscriptionTable:
         """By seat."""
         self._free_seats: list[int] = []
         self._groups = SeatGroups()
+        self._unsettled = 0.0
+        """What the parts of the index have cost since they were merged last, in filters of a merge."""
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -131,7 +144,12 @@ class SubscriptionTable:
             return
         ids = self._numbers.take_out(seat, as_numbers(numbers))
         if len(ids):
-            self._index.remove_many(ids)
+            if len(ids) <= FEW:
+                for id in ids.tolist():
+                    self._index.remove(id)
+            else:
+                self._index.remove_many(ids)
+            self._unsettled += len(ids)
             self._arena.drop(ids)
             self._filters_of[seat] -= len(ids)
             self._free = widened(self._free, self._free_count + len(ids))
@@ -183,7 +201,11 @@ class SubscriptionTable:
         used_again = min(self._free_count, len(new))
         fresh = np.arange(self._size, self._size + len(new) - used_again)
         ids = np.concatenate([self._free[self._free_count - used_again : self._free_count], fresh])
-        self._index.insert_many(ids, wire_table(wires))
+        if len(wires) <= FEW:
+            self._insert_few(ids.tolist(), wires)
+        else:
+            self._index.insert_many(ids, wire_table(wires))
+        self._unsettled += len(ids)
         self._free_count -= used_again
         self._size += len(fresh)
         self._numbers.make_room(self._size, len(self._client_of))
@@ -193,6 +215,16 @@ class SubscriptionTable:
         self._arena.put(ids, wires)
         self._checksum_of[ids] = np.fromiter(map(checksum, wires), np.uint32, len(wires))
         self._filters_of[seat] += len(ids)
+
+    def _insert_few(self, ids: list[int], wires: list[bytes]) -> None:
+        """Inserts all of some filters into the index, or none."""
+        for done, (id, wire) in enumerate(zip(ids, wires, strict=True)):
+            try:
+                self._index.insert_wire(id, wire)
+            except FilterError:
+                for other in ids[:done]:
+                    self._index.remove(other)
+                raise
 
     def settle(self) -> None:
         """Does now what the first match after many changes would do."""
@@ -220,14 +252,14 @@ class SubscriptionTable:
 
     # Matching
 
-    def match(self, events: Sequence[Event]) -> Matched:
-        """The clients whose filters the events match."""
+    def match(self, events: Sequence[Event], only: Owner | None = None) -> Matched:
+        """The clients whose filters the events match. With `only`, the filters of other matchers do not count."""
         try:
-            return Matched(self._found([event.attributes for event in events]), {})
+            return Matched(self._found([event.attributes for event in events], only), {})
         except EventError:
-            return self._match_valid(events)
+            return self._match_valid(events, only)
 
-    def _match_valid(self, events: Sequence[Event]) -> Matched:
+    def _match_valid(self, events: Sequence[Event], only: Owner | None) -> Matched:
         """Some events cannot be read: they are found one by one, the others are matched together."""
         rejected: dict[int, str] = {}
         for at, event in enumerate(events):
@@ -236,10 +268,22 @@ class SubscriptionTable:
             except EventError as error:
                 rejected[at] = str(error)
         valid = [at for at in range(len(events)) if at not in rejected]
-        found = self._found([events[at].attributes for at in valid])
+        found = self._found([events[at].attributes for at in valid], only)
         return Matched([(valid[at], client, numbers) for at, client, numbers in found], rejected)
 
-    def _found(self, events: list[bytes]) -> list[Found]:
+    def _found(self, events: list[bytes], only: Owner | None) -> list[Found]:
         matches = self._index.match_many(wire_table(events))
+        self._settle_if_it_pays(len(events))
+        offsets, ids = matches.offsets, matches.ids
+        if only is not None:
+            own = owners(only.configuration, self._checksum_of[ids].astype(np.uint64)) == only.place
+            offsets, ids = np.concatenate([[0], np.cumsum(own)])[offsets], ids[own]
         columns = self._numbers.seat_of, self._numbers.number_of, self._client_of
-        return self._groups.group(matches.offsets, matches.ids, *columns)
+        return self._groups.group(offsets, ids, *columns)
+
+    def _settle_if_it_pays(self, events: int) -> None:
+        """Merges all parts of the index in the background, when they have cost about as much as that will."""
+        parts = self._index.parts
+        self._unsettled += events * max(parts - 1, 0) / PARTS_WORTH_A_FILTER
+        if parts > 1 and self._unsettled >= len(self) and self._index.begin_settling():
+            self._unsettled = 0.0

@@ -203,6 +203,17 @@ class Index:
             if not self._single.insert(number, wire):
                 self._insert_disjunction(number, filter)
 
+    def insert_wire(self, number: int, wire: bytes) -> None:
+        """Adds a subscription whose filter is in its wire form. FilterError as for `insert`."""
+        if len(wire) < _WIRE_BYTES_MIN:
+            raise FilterError("this is not a filter in its wire form")
+        number = id_of(number)
+        with self._lock:
+            if number in self._ranges:
+                raise id_in_use(number)
+            if not self._single.insert(number, wire):
+                self._insert_disjunction(number, _decoded(wire))
+
     def insert_many(self, numbers: Sequence[int] | npt.NDArray[Any], filters: Iterable[Filter] | WireTable) -> None:
         """Adds many subscriptions, all of them or none."""
         ids = ids_of(numbers)
@@ -374,6 +385,16 @@ class Index:
         self._single.settle()
         if self._ranges:
             self._disjuncts.settle()
+
+    @property
+    def parts(self) -> int:
+        """Segments in which a match looks, one after the other. After many changes there are several."""
+        return len(self._single.segments) + (len(self._disjuncts.segments) if self._ranges else 0)
+
+    def begin_settling(self) -> bool:
+        """Starts to merge everything that is there now into one segment, in the background. False if another merge
+        runs: then ask again."""
+        return self._single.begin_settling() and (not self._ranges or self._disjuncts.begin_settling())
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a snapshot, which `open` can map in any process."""

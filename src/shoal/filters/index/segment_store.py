@@ -459,6 +459,15 @@ class SegmentStore:
                 self._trim_tables()
                 self._refresh()
 
+    def begin_settling(self) -> bool:
+        """Starts to merge all segments, and waits for nothing. False if another merge runs."""
+        with self._lock:
+            if self._merge is not None or self._settling:
+                return False
+            if not self._is_settled:
+                self._start_merge(self._segments)
+            return True
+
     @property
     def _is_settled(self) -> bool:
         """Whether there is at most one segment, and no dead id in it."""
