@@ -41,6 +41,11 @@ def register(subparsers: Subparsers) -> None:
         "--seeds", type=positive_int, default=SEEDS, metavar="N", help="number of seeds (default %(default)s)"
     )
     parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="esilbops-7 to 12: up to 10,000 filters and one round, to see that everything runs",
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
@@ -61,7 +66,7 @@ def run_experiment(args: argparse.Namespace) -> int:
     table = experiments(mode)
     if args.name not in table:
         raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose one of {', '.join(table)}")
-    found = table[args.name](ExperimentOptions(seeds=args.seeds, latencies=args.latencies, note=note))
+    found = table[args.name](ExperimentOptions(args.seeds, args.latencies, args.quick, note))
     out: Path = args.out or OUT / (args.name if mode == MODES[0] else f"{args.name}-{mode}")
     for path in _write(found, out):
         note(f"wrote {path}")

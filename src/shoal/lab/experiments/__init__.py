@@ -32,6 +32,8 @@ class ExperimentOptions:
 
     seeds: int = SEEDS
     latencies: Path | None = None
+    quick: bool = False
+    """A smaller experiment, where there is one: it shows that everything runs, and makes no claim about goals."""
     note: Callable[[str], None] = lambda _: None
 
 

@@ -73,7 +73,10 @@ def _panel(axis: Axes, panel: Panel) -> None:
         )
     if panel.level is not None:
         axis.axhline(panel.level, color="#888888", linewidth=0.8, linestyle=":")
-    axis.set_ylim(0, panel.y_max)
+    axis.set_xscale("log" if panel.log[0] else "linear")
+    axis.set_yscale("log" if panel.log[1] else "linear")
+    if not panel.log[1]:
+        axis.set_ylim(min(0.0, axis.get_ylim()[0]) if panel.below_zero else 0, panel.y_max)
     if right is not None:
         right.set_ylim(0, None)
     height = axis.get_ylim()[1]

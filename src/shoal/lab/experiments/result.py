@@ -37,6 +37,10 @@ class Panel:
     y_max: float | None = None
     level: float | None = None
     """Where to draw a horizontal line: a limit."""
+    log: tuple[bool, bool] = (False, False)
+    """Whether the axes are logarithmic: x, y."""
+    below_zero: bool = False
+    """Whether values below zero are shown."""
 
 
 @dataclass(frozen=True, slots=True)

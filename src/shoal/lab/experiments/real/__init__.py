@@ -10,6 +10,9 @@
     observation.py      one measurement with them
     network.py          servers behind links of limited bandwidth
     limited_cluster.py  a cluster on such a network
+    engine_throughput.py  figures 7 to 12 of the E-SilboPS paper: events a second of the engine; engine_load.py has the
+                        loads, engine_worker.py the clients, operator_cpu.py the CPU of operators, engine_projection.py
+                        the arithmetic, and engine_figures.py the result
 
 Owns the table of experiments. Their modules are imported when they run; that of esilbops-13 is a soak with figures, and
 is with the soaks.
@@ -22,6 +25,14 @@ from typing import Final
 
 from shoal.lab.experiments import Experiment, ExperimentOptions
 from shoal.lab.experiments.result import ExperimentResult
+
+
+def _figure(number: int) -> Experiment:
+    def run(options: ExperimentOptions) -> ExperimentResult:
+        found: Experiment = importlib.import_module(f"{__name__}.engine_figures").figure(number)
+        return found(options)
+
+    return run
 
 
 def _experiment(module: str, function: str, package: str = __name__) -> Experiment:
@@ -37,6 +48,7 @@ EXPERIMENTS: Final[dict[str, Experiment]] = {
     "dynamoth-1b": _experiment("replication", "run_b"),
     "dynamoth-2": _experiment("scalability", "run"),
     "dynamoth-3": _experiment("elasticity", "run"),
+    **{f"esilbops-{number}": _figure(number) for number in range(7, 13)},
     "esilbops-13": _experiment("engine_scaling", "run", "shoal.lab.soak"),
     "flow-check": _experiment("flow_check", "run"),
 }

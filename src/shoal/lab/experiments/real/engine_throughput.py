@@ -1,0 +1,318 @@
+"""Figure 7 of the E-SilboPS paper on real processes: events a second of an engine by number of filters.
+
+Owns the cluster, the order of the runs and what is measured. In each round the engine runs beside what it is compared
+with: channels with the same deliveries (`air`), or the bare index (`hard`). The configurations are those that two cores
+can run. In the last one, 1-2-1 without the process that has the access point, three processes have one operator each,
+or one has a matcher and the exit point: their CPU is that of the operators, channels included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from statistics import median
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from shoal.cluster.acl import ADMIN
+from shoal.cluster.local import LocalCluster
+from shoal.coordination.interface import Coordinator
+from shoal.engine.director import Wanted
+from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
+from shoal.engine.messages import MAIN
+from shoal.errors import CoordinatorError
+from shoal.lab.experiments.real.engine_load import AIR, EngineLoad, make_load
+from shoal.lab.experiments.real.engine_projection import EXITS, MATCHERS, CpuByOperator, with_transport
+from shoal.lab.experiments.real.engine_worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
+from shoal.lab.experiments.real.operator_cpu import OperatorCpu
+from shoal.lab.harness import LoadError, LoadProcess, Ready
+from shoal.lab.machine import process_cpu_s
+from shoal.limits import DEFAULT_LIMITS
+from shoal.runtime import PRODUCTION
+
+PROCESSES: Final = 3
+"""Processes of the engine."""
+ALONE: Final = "1-2-1, operators alone"
+ANSWER_S_MAX: Final = 900.0
+CHANGE_S_MAX: Final = 180.0
+POLL_S: Final = 0.1
+RUN_S: Final = 2.0
+"""About how long a run takes."""
+TRIAL: Final = 400
+"""Events of the run that tells how many are emitted in the others."""
+EVENTS_MAX: Final = 60_000
+WORKER: Final = "shoal.lab.experiments.real.engine_worker"
+LIMITS: Final = msgspec.structs.replace(DEFAULT_LIMITS, engine_roll_s_max=120.0)
+"""A million filters are presented again when exit points change. Nothing is matched before they are."""
+
+
+class Layout(NamedTuple):
+    """A configuration, and whether the process with the access point has other operators."""
+
+    name: str
+    matchers: int
+    exits: int
+    alone: bool = False
+
+
+LAYOUTS: Final = (
+    Layout("1-1-1", 1, 1),
+    Layout("1-2-1", 2, 1),
+    Layout("1-2-2", 2, 2),
+    Layout(ALONE, 2, 1, alone=True),
+)
+
+
+class Run(NamedTuple):
+    """One run."""
+
+    events_per_s: float
+    engine_us: float
+    """CPU of all processes of the engine for an event."""
+    all_us: float
+    """CPU of all processes: engine, servers, agents, emitter and readers."""
+    by_process: dict[str, float]
+    """The same for each process of the engine."""
+
+
+class Point(NamedTuple):
+    """What one load with one number of filters has shown in one layout. Medians."""
+
+    load: str
+    filters: int
+    layout: str
+    matches: float
+    deliveries: float
+    engine: Run
+    other_per_s: float
+    """Channel messages a second with the same deliveries (`air`), or events a second of the bare index (`hard`)."""
+    other_us: float
+    """CPU of that: of all processes, or of the index."""
+
+
+class LoadResult(NamedTuple):
+    """All about one load."""
+
+    points: list[Point]
+    cores: dict[int, OperatorCpu]
+    processes: dict[int, dict[str, float]]
+    """By number of filters: CPU of processes with one operator each."""
+    bytes_per_filter: float
+    """Memory of a process with a matcher, for each of its filters, at the largest number."""
+    gaps: int
+
+    def cpu(self, filters: int) -> CpuByOperator:
+        """CPU by operator, cores and channels."""
+        cores = self.cores[filters]
+        return with_transport(cores.matcher, cores.exit_point, self.processes[filters], (2, 1))
+
+
+class EngineBed:
+    """A cluster with an engine, its clients, and a bare index."""
+
+    def __init__(self, cluster: LocalCluster, coordinator: Coordinator, note: Callable[[str], None]) -> None:
+        self._cluster = cluster
+        self._coordinator = coordinator
+        self._note = note
+        names = ("emitter", "reader", "channel-reader", "index")
+        self.emitter, self.reader, self.listener, self.index = (LoadProcess(name, WORKER, REPORTS) for name in names)
+        self.gaps = 0
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, note: Callable[[str], None]) -> AsyncIterator[EngineBed]:
+        """A new bed."""
+        async with (
+            LocalCluster(1, engine=True, limits=LIMITS, tls=False) as cluster,
+            contextlib.AsyncExitStack() as stack,
+        ):
+            for number in range(2, PROCESSES + 1):
+                await cluster.fleet.start_engine(number)
+            coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), ANSWER_S_MAX)
+            await stack.enter_async_context(coordinator)
+            bed = cls(cluster, coordinator, note)
+            for process in (bed.emitter, bed.reader, bed.listener, bed.index):
+                await stack.enter_async_context(process)
+            await bed.reports(lambda report: len(report.members) == PROCESSES, "all processes")
+            yield bed
+
+    async def reports(self, holds: Callable[[EngineReport], bool], what: str) -> EngineReport:
+        """Waits until the report of the engine says something."""
+        deadline = time.monotonic() + CHANGE_S_MAX
+        while time.monotonic() < deadline:
+            with contextlib.suppress(CoordinatorError):
+                report = await read_report(self._coordinator, MAIN)
+                if report is not None and holds(report):
+                    return report
+            await asyncio.sleep(POLL_S)
+        raise LoadError(f"the engine does not have {what} after {CHANGE_S_MAX:g} s")
+
+    async def arrange(self, layout: Layout, filters: int) -> EngineReport:
+        """Brings the engine into a layout, with all filters in force."""
+        report = await self.reports(lambda report: len(report.members) == PROCESSES, "all processes")
+        wanted = Wanted(layout.matchers, layout.exits, (report.head,) if layout.alone else ())
+        await self._coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
+
+        def arranged(report: EngineReport) -> bool:
+            placed = not layout.alone or report.head not in (*report.matchers, *report.exits)
+            counts = len(report.matchers), len(report.exits)
+            is_wanted = counts == (layout.matchers, layout.exits) and report.phase == "idle"
+            return is_wanted and placed and report.filters == filters
+
+        return await self.reports(arranged, f"{layout.name} with {filters} filters")
+
+    async def add(self, load: str, first: int, last: int) -> None:
+        """Brings more filters into force."""
+        await self.reader.ask(AddFilters(self._cluster.url, load, first, last), Ready, ANSWER_S_MAX)
+
+    async def listen(self) -> None:
+        """Subscribes to the channels."""
+        await self.listener.ask(Listen(self._cluster.url), Ready, ANSWER_S_MAX)
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU time that each process of the cluster has used."""
+        children = self._cluster.status().processes
+        return {
+            f"{child.kind}-{child.pid}": process_cpu_s(child.pid)
+            for child in children
+            if child.kind in ("engine", "server", "agent") and child.pid is not None
+        }
+
+    async def run(self, way: str, load: str, filters: int, first: int, events: int, deliveries: int) -> tuple[Run, int]:
+        """One run; also the filters that readers were told."""
+        reader = self.reader if way == "engine" else self.listener
+        before = self.cpu_s()
+        reader.send(Receive(deliveries))
+        emitted = await self.emitter.ask(
+            Emit(self._cluster.url, way, load, filters, first, events),  # type: ignore[arg-type]
+            Done,
+            ANSWER_S_MAX,
+        )
+        received = await reader.answer(Done, ANSWER_S_MAX)
+        self.gaps += received.gaps
+        used = {name: 1e6 * (cpu - before.get(name, 0.0)) / events for name, cpu in self.cpu_s().items()}
+        engines = {name: cost for name, cost in used.items() if name.startswith("engine")}
+        clients = 1e6 * (emitted.cpu_s + received.cpu_s) / events
+        seconds = max(emitted.ended_at, received.ended_at) - emitted.began_at
+        others = sum(used.values()) - (0.0 if way == "engine" else sum(engines.values()))
+        return Run(events / seconds, sum(engines.values()), others + clients, engines), received.matches
+
+    async def find(self, load: str, filters: int, first: int, events: int) -> Done:
+        """The bare index."""
+        return await self.index.ask(FindAll(load, filters, first, events), Done, ANSWER_S_MAX)
+
+
+async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable[[str], None]) -> LoadResult:
+    """Measures a load with all numbers of filters."""
+    with tempfile.TemporaryDirectory(prefix="shoal-experiment-") as directory:
+        note(f"{name}: making {max(sizes):,} filters")
+        load = await asyncio.to_thread(make_load, name, sizes, Path(directory))
+        points: list[Point] = []
+        processes: dict[int, dict[str, float]] = {}
+        async with EngineBed.open(note) as bed:
+            empty = {child.pid: _memory(child.pid) for child in _engines(bed)}
+            await bed.listen()
+            before = 0
+            for size in sizes:
+                note(f"{name}: {size:,} filters come into force")
+                await bed.add(directory, before, size)
+                before = size
+                for layout in LAYOUTS:
+                    note(f"{name}: {size:,} filters, {layout.name}")
+                    report = await bed.arrange(layout, size)
+                    point = await _point(bed, load, directory, name, size, layout, rounds)
+                    points.append(point)
+                    if layout.alone:
+                        processes[size] = _alone(report, point.engine.by_process)
+                        bytes_per_filter = _bytes_per_filter(report, empty)
+            gaps = bed.gaps
+        cores: dict[int, OperatorCpu] = {}
+        for size in sizes:
+            note(f"{name}: {size:,} filters, CPU of operators")
+            cores[size] = await asyncio.to_thread(OperatorCpu, load, size, max(MATCHERS), EXITS)
+        return LoadResult(points, cores, processes, bytes_per_filter, gaps)
+
+
+async def _point(
+    bed: EngineBed, load: EngineLoad, path: str, name: str, size: int, layout: Layout, rounds: int
+) -> Point:
+    events = load.events(size)
+    first = 0
+
+    async def engine(count: int) -> Run:
+        nonlocal first
+        run, told = await bed.run("engine", path, size, first, count, events.deliveries(first, count))
+        if told != events.matches(first, count):
+            raise LoadError(f"readers were told {told} matches and should be told {events.matches(first, count)}")
+        first += count
+        return run
+
+    warm = await engine(TRIAL)
+    count = int(min(max(TRIAL, RUN_S * warm.events_per_s), EVENTS_MAX))
+    await engine(count)  # parts of the index are merged
+    runs: list[Run] = []
+    others: list[tuple[float, float]] = []
+    for number in range(rounds):
+        for what in ("engine", "other") if number % 2 == 0 else ("other", "engine"):
+            if what == "engine":
+                runs.append(await engine(count))
+            elif name == AIR:
+                run, _ = await bed.run("channel", path, size, first, count, events.deliveries(first, count))
+                others.append((run.events_per_s, run.all_us))
+            else:
+                done = await bed.find(path, size, first, count)
+                others.append((count / (done.ended_at - done.began_at), 1e6 * done.cpu_s / count))
+    middle = Run(
+        median(run.events_per_s for run in runs),
+        median(run.engine_us for run in runs),
+        median(run.all_us for run in runs),
+        {process: median(run.by_process[process] for run in runs) for process in runs[0].by_process},
+    )
+    total = len(events.wires)
+    return Point(
+        name,
+        size,
+        layout.name,
+        events.matches(0, total) / total,
+        events.deliveries(0, total) / total,
+        middle,
+        median(rate for rate, _ in others),
+        median(cpu for _, cpu in others),
+    )
+
+
+def _engines(bed: EngineBed) -> list[Any]:
+    return [child for child in bed._cluster.status().processes if child.kind == "engine"]
+
+
+def _pid_of(name: str) -> str:
+    """The process of a member: `engine-<pid>-<number>`."""
+    return name.split("-")[1]
+
+
+def _alone(report: EngineReport, by_process: dict[str, float]) -> dict[str, float]:
+    """CPU of the access point, of a matcher, and of an exit point. The latter is in a process with a matcher."""
+    costs = {name: by_process[f"engine-{_pid_of(name)}"] for name in (report.head, *report.matchers)}
+    (both,) = report.exits
+    (only,) = (name for name in report.matchers if name != both)
+    matcher = costs[only]
+    return {"access_point": costs[report.head], "matcher": matcher, "exit_point": max(costs[both] - matcher, 0.0)}
+
+
+def _bytes_per_filter(report: EngineReport, empty: dict[int, int]) -> float:
+    """Memory of the process with a matcher alone, more than before it had filters, for each of its filters."""
+    (only,) = (name for name in report.matchers if name not in report.exits)
+    (filters,) = (member.filters for member in report.members if member.name == only)
+    pid = int(_pid_of(only))
+    return (_memory(pid) - empty[pid]) / filters
+
+
+def _memory(pid: int) -> int:
+    """Bytes of memory that belong to a process alone."""
+    fields = [line.split() for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]]
+    return 1024 * sum(int(field[1]) for field in fields if field[0].startswith("Private_"))
