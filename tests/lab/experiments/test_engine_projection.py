@@ -7,11 +7,14 @@ import math
 from pathlib import Path
 
 import pytest
+from msgspec.msgpack import encode
 
+from shoal.filters import parse
+from shoal.lab.air_quality import AirQuality
 from shoal.lab.experiments import experiments
 from shoal.lab.experiments.figures import draw
 from shoal.lab.experiments.real.engine_figures import result
-from shoal.lab.experiments.real.engine_load import AIR, HARD, NAMES, EngineLoad, make_load
+from shoal.lab.experiments.real.engine_load import AIR, HARD, NAMES, EngineLoad, air_filter, make_load
 from shoal.lab.experiments.real.engine_projection import (
     EXITS,
     MATCHERS,
@@ -65,6 +68,12 @@ def test_channels_cost_what_processes_use_beyond_the_cores() -> None:
     assert cpu.access_point == 7.0
     assert cpu.matcher == {1: 45.0, 2: 25.0}
     assert cpu.exit_point == {(1, 1): 2.0, (2, 1): 3.0}, "less than nothing is noise"
+
+
+def test_filters_of_the_city_are_those_of_their_texts() -> None:
+    city = AirQuality(1000)
+    for number in range(1000):
+        assert encode(air_filter(city, number)) == encode(parse(city.filter_text(number)))
 
 
 @pytest.mark.parametrize("name", NAMES)

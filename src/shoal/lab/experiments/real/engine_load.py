@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from shoal.filters.conjunctions import Conjunction
 from shoal.filters.filter import Filter
 from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import WireTable, wire_table
-from shoal.filters.language import parse
-from shoal.lab.air_quality import PER_CELL, AirQuality, attributes
+from shoal.filters.ranges import Numbers, OneOf
+from shoal.lab.air_quality import PER_CELL, POLLUTANTS, VALUE_MAX, AirQuality, attributes
 from shoal.lab.bench.loads import hard
-from shoal.limits import DEFAULT_LIMITS
 
 AIR: Final = "air"
 HARD: Final = "hard"
@@ -135,7 +135,20 @@ def _air_filters(count: int) -> Iterable[bytes]:
     """The filters of a city, those of a cell together: so the first ones are those of a smaller city."""
     city = AirQuality(count)
     numbers = (rank * city.cells + cell for cell in range(city.cells) for rank in range(PER_CELL))
-    return (_encode(parse(city.filter_text(number), DEFAULT_LIMITS)) for number in numbers)
+    return (_encode(air_filter(city, number)) for number in numbers)
+
+
+def air_filter(city: AirQuality, number: int) -> Filter:
+    """A filter of a city. It is what its text is parsed to, a million times in less than a minute."""
+    station, pollutant = divmod(city.cell_of(number), len(POLLUTANTS))
+    low, high = city.limits_of(number)
+    value = Numbers(_tenths(low)) if high == VALUE_MAX else Numbers(_tenths(low), _tenths(high))
+    equal = (("pollutant", OneOf((POLLUTANTS[pollutant],))), ("station", OneOf((f"station-{station}",))))
+    return Filter((Conjunction((*equal, ("value", value))),))
+
+
+def _tenths(value: int) -> int | float:
+    return value / 10 if value % 10 else value // 10
 
 
 def _air_events(size: int, most: int) -> Iterable[bytes]:

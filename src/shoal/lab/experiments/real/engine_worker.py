@@ -23,10 +23,13 @@ from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
 from shoal.lab.experiments.real.engine_load import CLIENTS, EngineLoad
 from shoal.lab.harness import Parent, Ready, run_worker
+from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match, Message
 
 PAYLOAD: Final = bytes(64)
 ADD_MANY: Final = 2000
+LIMITS: Final = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=120.0, drain_timeout_s=120.0)
+"""A matcher that gets a million filters at once may take longer than an application would wait for one."""
 INDEX_BATCH: Final = 256
 """Events that the bare index is given together: as many as the engine puts into a batch."""
 
@@ -112,7 +115,7 @@ class Client:
     async def bus(self, url: str, number: int = 0) -> shoal.Bus:
         """One of the buses of this process."""
         while len(self._buses) <= number:
-            self._buses.append(await self.stack.enter_async_context(shoal.connect(url)))
+            self._buses.append(await self.stack.enter_async_context(shoal.connect(url, limits=LIMITS)))
         return self._buses[number]
 
     async def match(self, order: AddFilters) -> None:
