@@ -10,12 +10,9 @@
     observation.py      one measurement with them
     network.py          servers behind links of limited bandwidth
     limited_cluster.py  a cluster on such a network
-    engine_throughput.py  figures 7 to 12 of the E-SilboPS paper: events a second of the engine; engine_load.py has the
-                        loads, engine_worker.py the clients, operator_cpu.py the CPU of operators, engine_projection.py
-                        the arithmetic, and engine_figures.py the result
 
 Owns the table of experiments. Their modules are imported when they run; that of esilbops-13 is a soak with figures, and
-is with the soaks.
+is with the soaks; those of esilbops-7 to 12 are a benchmark with figures, and are with the benchmarks.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from shoal.lab.experiments.result import ExperimentResult
 
 def _figure(number: int) -> Experiment:
     def run(options: ExperimentOptions) -> ExperimentResult:
-        found: Experiment = importlib.import_module(f"{__name__}.engine_figures").figure(number)
+        found: Experiment = importlib.import_module("shoal.lab.bench.engine_scale.figures").figure(number)
         return found(options)
 
     return run

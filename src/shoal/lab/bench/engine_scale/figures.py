@@ -1,7 +1,7 @@
 """esilbops-7 to esilbops-12: figures 7 to 12 of the E-SilboPS paper, from one series of measurements.
 
 Owns headline, claims, tables and drawings. Solid lines are measured, dashed lines are projections: configurations that
-this machine has no cores for, from the CPU of each operator (`engine_projection`).
+this machine has no cores for, from the CPU of each operator (`projection`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from shoal.filters.index.warm_up import warm_up
-from shoal.lab.experiments import ExperimentOptions
-from shoal.lab.experiments.real.engine_load import AIR, HARD, NAMES
-from shoal.lab.experiments.real.engine_projection import (
+from shoal.lab.bench.engine_scale.load import AIR, HARD, NAMES
+from shoal.lab.bench.engine_scale.projection import (
     MATCHERS,
     PAPER,
     CpuByOperator,
@@ -25,7 +24,8 @@ from shoal.lab.experiments.real.engine_projection import (
     text_of,
     throughput,
 )
-from shoal.lab.experiments.real.engine_throughput import LAYOUTS, LoadResult, Point, measure
+from shoal.lab.bench.engine_scale.throughput import LAYOUTS, LoadResult, Point, measure
+from shoal.lab.experiments import ExperimentOptions
 from shoal.lab.experiments.result import Drawing, ExperimentResult, Line, Panel, Table
 from shoal.lab.machine import machine
 

@@ -26,10 +26,10 @@ from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
 from shoal.engine.messages import MAIN
 from shoal.errors import CoordinatorError
-from shoal.lab.experiments.real.engine_load import AIR, EngineLoad, make_load
-from shoal.lab.experiments.real.engine_projection import EXITS, MATCHERS, CpuByOperator, with_transport
-from shoal.lab.experiments.real.engine_worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
-from shoal.lab.experiments.real.operator_cpu import OperatorCpu
+from shoal.lab.bench.engine_scale.load import AIR, EngineLoad, make_load
+from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
+from shoal.lab.bench.engine_scale.projection import EXITS, MATCHERS, CpuByOperator, with_transport
+from shoal.lab.bench.engine_scale.worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
 from shoal.lab.harness import LoadError, LoadProcess, Ready
 from shoal.lab.machine import process_cpu_s
 from shoal.limits import DEFAULT_LIMITS
@@ -39,16 +39,24 @@ PROCESSES: Final = 3
 """Processes of the engine."""
 ALONE: Final = "1-2-1, operators alone"
 ANSWER_S_MAX: Final = 900.0
-CHANGE_S_MAX: Final = 180.0
+CHANGE_S_MAX: Final = 400.0
 POLL_S: Final = 0.1
-RUN_S: Final = 2.0
+RUN_S: Final = 1.5
 """About how long a run takes."""
 TRIAL: Final = 400
 """Events of the run that tells how many are emitted in the others."""
 EVENTS_MAX: Final = 60_000
-WORKER: Final = "shoal.lab.experiments.real.engine_worker"
-LIMITS: Final = msgspec.structs.replace(DEFAULT_LIMITS, engine_roll_s_max=120.0)
-"""A million filters are presented again when exit points change. Nothing is matched before they are."""
+WORKER: Final = "shoal.lab.bench.engine_scale.worker"
+LIMITS: Final = msgspec.structs.replace(
+    DEFAULT_LIMITS,
+    engine_roll_s_max=120.0,
+    engine_lease_s=20.0,
+    engine_member_silent_s=20.0,
+    engine_join_s_max=60.0,
+    engine_client_grace_s=60.0,
+)
+"""A million filters are presented again when exit points change, by clients that share the cores with everything else.
+Nothing is matched before they are, and no process is taken for dead because it is busy."""
 
 
 class Layout(NamedTuple):
@@ -154,17 +162,21 @@ class EngineBed:
 
     async def arrange(self, layout: Layout, filters: int) -> EngineReport:
         """Brings the engine into a layout, with all filters in force."""
-        report = await self.reports(lambda report: len(report.members) == PROCESSES, "all processes")
-        wanted = Wanted(layout.matchers, layout.exits, (report.head,) if layout.alone else ())
-        await self._coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
-
-        def arranged(report: EngineReport) -> bool:
-            placed = not layout.alone or report.head not in (*report.matchers, *report.exits)
+        deadline = time.monotonic() + CHANGE_S_MAX
+        wanted: Wanted | None = None
+        while time.monotonic() < deadline:
+            report = await self.reports(lambda report: len(report.members) == PROCESSES, "all processes")
+            following = Wanted(layout.matchers, layout.exits, (report.head,) if layout.alone else ())
+            if wanted != following:  # a change of exit points may bring the access point to another process
+                wanted = following
+                await self._coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
             counts = len(report.matchers), len(report.exits)
-            is_wanted = counts == (layout.matchers, layout.exits) and report.phase == "idle"
-            return is_wanted and placed and report.filters == filters
-
-        return await self.reports(arranged, f"{layout.name} with {filters} filters")
+            placed = not layout.alone or report.head not in (*report.matchers, *report.exits)
+            if counts == (layout.matchers, layout.exits) and placed and report.phase == "idle":
+                if report.filters == filters:
+                    return report
+            await asyncio.sleep(POLL_S)
+        raise LoadError(f"the engine is not {layout.name} with {filters} filters after {CHANGE_S_MAX:g} s")
 
     async def add(self, load: str, first: int, last: int) -> None:
         """Brings more filters into force."""

@@ -1,4 +1,4 @@
-"""The clients of esilbops-7: `python -m shoal.lab.experiments.real.engine_worker`, run by `shoal.lab.harness`.
+"""The clients of esilbops-7: `python -m shoal.lab.bench.engine_scale.worker`, run by `shoal.lab.harness`.
 
 Owns their loops. One process is the emitter, one the readers of the engine, one the subscribers of the channels beside
 it, and one holds the bare index. The channel `fan.K` has K subscribers: an event that K clients want is published
@@ -21,7 +21,7 @@ from shoal.bus.event_reader import Matching
 from shoal.bus.subscription import Subscription
 from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
-from shoal.lab.experiments.real.engine_load import CLIENTS, EngineLoad
+from shoal.lab.bench.engine_scale.load import CLIENTS, EngineLoad
 from shoal.lab.harness import Parent, Ready, run_worker
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match, Message

@@ -21,8 +21,8 @@ from shoal.engine.links import Batch, Change, Changes, Events, Found, Part, deco
 from shoal.engine.matcher import Matcher
 from shoal.engine.messages import Event, pack, unpack
 from shoal.engine.subscription_table import owners
+from shoal.lab.bench.engine_scale.load import CLIENTS, EngineLoad
 from shoal.lab.bench.match import frozen_heap
-from shoal.lab.experiments.real.engine_load import CLIENTS, EngineLoad
 from shoal.limits import DEFAULT_LIMITS
 
 BATCH: Final = 256

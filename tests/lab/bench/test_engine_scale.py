@@ -11,11 +11,10 @@ from msgspec.msgpack import encode
 
 from shoal.filters import parse
 from shoal.lab.air_quality import AirQuality
-from shoal.lab.experiments import experiments
-from shoal.lab.experiments.figures import draw
-from shoal.lab.experiments.real.engine_figures import result
-from shoal.lab.experiments.real.engine_load import AIR, HARD, NAMES, EngineLoad, air_filter, make_load
-from shoal.lab.experiments.real.engine_projection import (
+from shoal.lab.bench.engine_scale.figures import result
+from shoal.lab.bench.engine_scale.load import AIR, HARD, NAMES, EngineLoad, air_filter, make_load
+from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
+from shoal.lab.bench.engine_scale.projection import (
     EXITS,
     MATCHERS,
     PAPER,
@@ -28,8 +27,9 @@ from shoal.lab.experiments.real.engine_projection import (
     throughput,
     with_transport,
 )
-from shoal.lab.experiments.real.engine_throughput import LAYOUTS, LoadResult, Point, Run
-from shoal.lab.experiments.real.operator_cpu import OperatorCpu
+from shoal.lab.bench.engine_scale.throughput import LAYOUTS, LoadResult, Point, Run
+from shoal.lab.experiments import experiments
+from shoal.lab.experiments.figures import draw
 
 IDEAL = CpuByOperator(
     1.0,
