@@ -67,6 +67,14 @@ class Layout(NamedTuple):
     exits: int
     alone: bool = False
 
+    def without(self, report: EngineReport) -> tuple[str, ...]:
+        """The processes that are to have no matcher and no exit point: the one with the access point, or, if all
+        operators fit into one process, the others."""
+        if self.alone:
+            return (report.head,)
+        others = tuple(sorted(member.name for member in report.members if member.name != report.head))
+        return others if self.matchers == 1 else ()
+
 
 LAYOUTS: Final = (
     Layout("1-1-1", 1, 1),
@@ -166,15 +174,15 @@ class EngineBed:
         wanted: Wanted | None = None
         while time.monotonic() < deadline:
             report = await self.reports(lambda report: len(report.members) == PROCESSES, "all processes")
-            following = Wanted(layout.matchers, layout.exits, (report.head,) if layout.alone else ())
+            following = Wanted(layout.matchers, layout.exits, layout.without(report))
             if wanted != following:  # a change of exit points may bring the access point to another process
                 wanted = following
                 await self._coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
             counts = len(report.matchers), len(report.exits)
-            placed = not layout.alone or report.head not in (*report.matchers, *report.exits)
-            if counts == (layout.matchers, layout.exits) and placed and report.phase == "idle":
-                if report.filters == filters:
-                    return report
+            placed = not set(following.without) & {*report.matchers, *report.exits}
+            is_layout = counts == (layout.matchers, layout.exits) and placed
+            if is_layout and report.phase == "idle" and report.filters == filters:
+                return report
             await asyncio.sleep(POLL_S)
         raise LoadError(f"the engine is not {layout.name} with {filters} filters after {CHANGE_S_MAX:g} s")
 
