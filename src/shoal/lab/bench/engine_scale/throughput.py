@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
+from shoal.config import environment_of
 from shoal.coordination.interface import Coordinator
 from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
@@ -143,10 +143,9 @@ class EngineBed:
     @contextlib.asynccontextmanager
     async def open(cls, note: Callable[[str], None]) -> AsyncIterator[EngineBed]:
         """A new bed."""
-        async with (
-            LocalCluster(1, engine=True, limits=LIMITS, tls=False) as cluster,
-            contextlib.AsyncExitStack() as stack,
-        ):
+        async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(_environment())
+            cluster = await stack.enter_async_context(LocalCluster(1, engine=True, tls=False))
             for number in range(2, PROCESSES + 1):
                 await cluster.fleet.start_engine(number)
             coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), ANSWER_S_MAX)
@@ -215,6 +214,8 @@ class EngineBed:
         )
         received = await reader.answer(Done, ANSWER_S_MAX)
         self.gaps += received.gaps
+        if received.gaps:
+            raise LoadError(f"events are missing: readers have {received.gaps} gaps, after {filters} filters")
         used = {name: 1e6 * (cpu - before.get(name, 0.0)) / events for name, cpu in self.cpu_s().items()}
         engines = {name: cost for name, cost in used.items() if name.startswith("engine")}
         clients = 1e6 * (emitted.cpu_s + received.cpu_s) / events
@@ -304,6 +305,18 @@ async def _point(
         median(rate for rate, _ in others),
         median(cpu for _, cpu in others),
     )
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """The limits as settings of the engine's processes."""
+    before = dict(os.environ)
+    os.environ.update(environment_of(limits=LIMITS))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def _engines(bed: EngineBed) -> list[Any]:

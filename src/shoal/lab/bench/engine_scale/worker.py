@@ -150,6 +150,7 @@ class Client:
                 self._matches += len(item.matched)
             elif not isinstance(item, Message):
                 self._gaps += 1
+                self._all.set()
                 continue
             self._taken += 1
             if self._taken == self._wanted:
