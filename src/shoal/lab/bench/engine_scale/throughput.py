@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
+import msgspec
+
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
 from shoal.config import environment_of
