@@ -43,6 +43,9 @@ ALONE: Final = "1-2-1, operators alone"
 ANSWER_S_MAX: Final = 900.0
 CHANGE_S_MAX: Final = 400.0
 POLL_S: Final = 0.1
+QUIET_S_MAX: Final = 120.0
+QUIET_CPU_S: Final = 0.1
+"""CPU of the engine in a second in which it only shows that it lives."""
 RUN_S: Final = 1.5
 """About how long a run takes."""
 TRIAL: Final = 400
@@ -204,6 +207,16 @@ class EngineBed:
             if child.kind in ("engine", "server", "agent") and child.pid is not None
         }
 
+    async def quiet(self) -> None:
+        """Waits until the processes of the engine do little, at most `QUIET_S_MAX`."""
+        deadline = time.monotonic() + QUIET_S_MAX
+        while time.monotonic() < deadline:
+            before = sum(cpu for name, cpu in self.cpu_s().items() if name.startswith("engine"))
+            await asyncio.sleep(1.0)
+            after = sum(cpu for name, cpu in self.cpu_s().items() if name.startswith("engine"))
+            if after - before < QUIET_CPU_S:
+                return
+
     async def run(self, way: str, load: str, filters: int, first: int, events: int, deliveries: int) -> tuple[Run, int]:
         """One run; also the filters that readers were told."""
         reader = self.reader if way == "engine" else self.listener
@@ -275,9 +288,11 @@ async def _point(
         first += count
         return run
 
+    for _ in range(2):  # the first events make matchers merge the parts of their indexes
+        await engine(TRIAL)
+        await bed.quiet()
     warm = await engine(TRIAL)
     count = int(min(max(TRIAL, RUN_S * warm.events_per_s), EVENTS_MAX))
-    await engine(count)  # parts of the index are merged
     runs: list[Run] = []
     others: list[tuple[float, float]] = []
     for number in range(rounds):
