@@ -303,7 +303,9 @@ class EngineClient:
         if place == (delivery.emitter, delivery.number):
             self._ahead = ((0, 0), b"")
             matched += ahead
-        wanted = tuple(filter(self._filters.__contains__, messages.unpack(matched)))
+        wanted = messages.unpack(matched)
+        if len(self._filters) < self._last_filter:  # some have gone
+            wanted = tuple(filter(self._filters.__contains__, wanted))
         if wanted:
             self.effects.append(Arrived(delivery, wanted))
 
