@@ -48,7 +48,7 @@ class Driver:
 
 
 def grant(key: bytes, number: int, *bodies: bytes, left: int | None = None, suspect: int = 0) -> list[Any]:
-    return [b"0", key, b"1.%d" % number, 0, suspect, len(bodies) if left is None else left, [*bodies]]
+    return [b"0", key, b"1.%d" % number, 0, suspect, len(bodies) if left is None else left, *bodies]
 
 
 def test_messages_of_a_key_come_one_after_the_other_and_keys_take_turns() -> None:

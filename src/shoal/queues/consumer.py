@@ -39,8 +39,6 @@ are subtracted. The rest covers the difference in speed between clocks."""
 PUSH_TURN_S: Final = 0.005
 """How long a consumer waits after a pushed job before it asks for more, so that a fast job is reported in the same
 turn."""
-NEW_MESSAGES: Final = 4
-"""Messages that a consumer asks for when it has done all messages of a key that it knows of."""
 OPERATIONS_MAX: Final = 1024
 """Operations of one turn that a store accepts."""
 ACK_ATTEMPTS_MAX: Final = 3
@@ -418,7 +416,7 @@ class ConsumerCore:
         sent, self._sent, self._operations = self._sent, [], []
         for (code, key, upto, job), result in zip(sent, results, strict=True):
             self._take_result(code, key, upto, job, result)
-        for shard, name, token, attempts, suspect, left, bodies in grants:
+        for shard, name, token, attempts, suspect, left, *bodies in grants:
             self._hold(HeldKey(self, shard, name, token, attempts, bool(suspect), left), bodies)
         if self._resync_sent:
             self._take_held(kept, {(grant[2], grant[1]) for grant in grants}, counter)
@@ -569,8 +567,7 @@ class ConsumerCore:
                 and key.have <= chunk // 2
                 and (key.more > 0 or (key.have == 0 and key.done > key.base))
             ):
-                known = key.more if key.more > 0 else NEW_MESSAGES  # the room is for keys that have messages
-                wants = max(min(chunk - key.have, known, room + (key.have == 0)), 0)
+                wants = max(min(chunk - key.have, room + (key.have == 0)), 0)
                 room -= wants
             if wants or (key.done > key.base and not starts):
                 words += (_DONE, *head, b"%d" % key.have, b"%d" % wants)
@@ -584,7 +581,7 @@ class ConsumerCore:
                 sent.append((_EXTEND, key, key.done, key.running if extends else None))
 
     def _take_result(self, code: bytes, key: HeldKey, upto: int, job: JobCore | None, result: list[Any]) -> None:
-        status, left, *sent = result
+        status, left, *bodies = result
         if self._keys.get(key.grant) is not key:
             return  # lost meanwhile
         if status == LOST:
@@ -611,8 +608,7 @@ class ConsumerCore:
             if code == _START:
                 key.start_reported = True
                 key.suspect = False
-            if sent:
-                key.bodies += sent[0]
+            key.bodies += bodies
             return
         del self._keys[key.grant]
         if code == _FAIL and job is not None:

@@ -196,7 +196,7 @@ VARIANTS: Final[dict[str, Variant]] = {
         "actions_every_s": 0.2,
     },
     MOVE_CONFIRM: {
-        "fixed_faults": _CALM | {"delay_s": (0.005, 0.1)},
+        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
         "store_counts": (2, 3),
         "loss_share": 0.0,
         "operators": 0.0,
