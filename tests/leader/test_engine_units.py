@@ -34,6 +34,7 @@ REPORT: Final = EngineReport(
     configuration="1-1-1",
     phase="idle",
     head=NAMES[0],
+    access_points=[NAMES[0]],
     matchers=[NAMES[0]],
     exits=[NAMES[0]],
     members=[MemberReport(name, 1.0, 0) for name in NAMES],

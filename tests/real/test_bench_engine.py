@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.command import run_command, run_json_command
 
-from shoal.filters.index.warm_up import warm_up
+from shoal.engine.warm_up import warm_up
 
 
 async def test_all_figures_are_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,6 +15,7 @@ from shoal.bus.subscription import Subscription
 from shoal.cluster.acl import ENGINE
 from shoal.cluster.local import LocalCluster
 from shoal.engine.shell import EngineShell
+from shoal.engine.warm_up import warm_up
 from shoal.errors import (
     ChannelNameError,
     EngineUnavailableError,
@@ -24,7 +25,6 @@ from shoal.errors import (
     PayloadTooLargeError,
     PublishError,
 )
-from shoal.filters.index.warm_up import warm_up
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match
 from shoal.runtime import PRODUCTION

@@ -17,7 +17,7 @@ from tests.support.command import run_command, run_json_command, start_process
 import shoal
 import shoal.errors
 from shoal.cluster.local import LocalCluster
-from shoal.filters.index.warm_up import warm_up
+from shoal.engine.warm_up import warm_up
 from shoal.limits import DEFAULT_LIMITS
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine.md"

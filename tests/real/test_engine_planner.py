@@ -16,7 +16,7 @@ import shoal
 from shoal.balance.settings import BalanceSettings
 from shoal.cluster.local import LocalCluster
 from shoal.config import environment_of
-from shoal.filters.index.warm_up import warm_up
+from shoal.engine.warm_up import warm_up
 
 WAIT_S = 300.0
 FILTERS = 20_000

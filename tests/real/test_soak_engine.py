@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.support.command import run_command, run_json_command
 
-from shoal.filters.index.warm_up import warm_up
+from shoal.engine.warm_up import warm_up
 
 
 async def test_the_engine_keeps_its_promises_while_its_processes_are_killed(

@@ -112,14 +112,12 @@ def run_run(args: argparse.Namespace) -> int:
 
 
 async def _serve(url: str, settings: Settings, name: str) -> None:
-    from shoal.engine import engine_metrics, filter_numbers, seat_groups
+    from shoal.engine import engine_metrics
     from shoal.engine.shell import EngineShell
-    from shoal.filters.index.warm_up import warm_up
+    from shoal.engine.warm_up import warm_up
 
     loop = asyncio.get_running_loop()
     await asyncio.to_thread(warm_up)
-    await asyncio.to_thread(seat_groups.warm_up)
-    await asyncio.to_thread(filter_numbers.warm_up)
     limits = settings.limits
     async with (
         connect(url, limits=limits, name="engine") as bus,

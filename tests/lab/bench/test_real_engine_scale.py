@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shoal.filters.index.warm_up import warm_up
+from shoal.engine.warm_up import warm_up
 from shoal.lab.bench.engine_scale.load import AIR
 from shoal.lab.bench.engine_scale.throughput import LAYOUTS, measure
 

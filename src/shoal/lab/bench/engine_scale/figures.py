@@ -75,7 +75,7 @@ def result(number: int, found: dict[str, LoadResult], sizes: tuple[int, ...]) ->
                     "access_point": one.access_point,
                     "matcher": {f"1-{count}-x": cost for count, cost in one.matcher.items()},
                     "exit_point": {text_of(layers): cost for layers, cost in one.exit_point.items()},
-                    "processes_with_one_operator_121": found[name].processes[size],
+                    "processes_121": found[name].processes[size],
                 }
                 for (name, size), one in cpu.items()
             },

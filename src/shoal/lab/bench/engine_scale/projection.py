@@ -77,8 +77,8 @@ def with_transport(
     processes: Mapping[str, float],
     measured: Layers,
 ) -> CpuByOperator:
-    """Adds to the costs of the cores what channels cost. `processes` has the CPU of real processes with one operator
-    each in the configuration `measured`: there cores and channels together are what the processes used. Channels never
+    """Adds to the costs of the cores what channels cost. `processes` has the CPU of each operator in real processes
+    in the configuration `measured`: there cores and channels together are what the processes used. Channels never
     cost less than nothing: without other work on the machine, cores are a part of the processes."""
     more_matcher = max(processes["matcher"] - matcher[measured[0]], 0.0)
     more_exit = max(processes["exit_point"] - exit_point[measured], 0.0)

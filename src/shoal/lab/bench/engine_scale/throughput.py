@@ -2,8 +2,9 @@
 
 Owns the cluster, the order of the runs and what is measured. In each round the engine runs beside what it is compared
 with: channels with the same deliveries (`air`), or the bare index (`hard`). The configurations are those that two cores
-can run. In the last one, 1-2-1 without the process that has the access point, three processes have one operator each,
-or one has a matcher and the exit point: their CPU is that of the operators, channels included.
+can run. In the last one, 1-2-1 without the head, one process has a matcher alone, and another one has all three
+operators: their CPU is that of the operators, channels included. What the access point and the exit point use beyond
+the core of the exit point is divided equally between them: they cannot be told apart.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from shoal.runtime import PRODUCTION
 
 PROCESSES: Final = 3
 """Processes of the engine."""
-ALONE: Final = "1-2-1, operators alone"
+ALONE: Final = "1-2-1, a matcher alone"
 ANSWER_S_MAX: Final = 900.0
 CHANGE_S_MAX: Final = 400.0
 POLL_S: Final = 0.1
@@ -65,7 +66,7 @@ Nothing is matched before they are, and no process is taken for dead because it 
 
 
 class Layout(NamedTuple):
-    """A configuration, and whether the process with the access point has other operators."""
+    """A configuration, and whether one process has a matcher alone."""
 
     name: str
     matchers: int
@@ -73,8 +74,8 @@ class Layout(NamedTuple):
     alone: bool = False
 
     def without(self, report: EngineReport) -> tuple[str, ...]:
-        """The processes that are to have no matcher and no exit point: the one with the access point, or, if all
-        operators fit into one process, the others."""
+        """The processes that are to have no operator: the head, or, if all operators fit into one process, the
+        others."""
         if self.alone:
             return (report.head,)
         others = tuple(sorted(member.name for member in report.members if member.name != report.head))
@@ -122,7 +123,7 @@ class LoadResult(NamedTuple):
     points: list[Point]
     cores: dict[int, OperatorCpu]
     processes: dict[int, dict[str, float]]
-    """By number of filters: CPU of processes with one operator each."""
+    """By number of filters: CPU of each operator in its process, channels included."""
     bytes_per_filter: float
     """Memory of a process with a matcher, for each of its filters, at the largest number."""
     gaps: int
@@ -202,7 +203,7 @@ class EngineBed:
         """CPU time that each process of the cluster has used."""
         children = self._cluster.status().processes
         return {
-            f"{child.kind}-{child.pid}": process_cpu_s(child.pid)
+            child.name: process_cpu_s(child.pid)
             for child in children
             if child.kind in ("engine", "server", "agent") and child.pid is not None
         }
@@ -251,7 +252,8 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
         points: list[Point] = []
         processes: dict[int, dict[str, float]] = {}
         async with EngineBed.open(note) as bed:
-            empty = {child.pid: _memory(child.pid) for child in _engines(bed)}
+            pids = {child.name: child.pid for child in _engines(bed)}
+            empty = {child: _memory(pid) for child, pid in pids.items()}
             await bed.listen()
             before = 0
             for size in sizes:
@@ -265,12 +267,13 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
                     points.append(point)
                     if layout.alone:
                         processes[size] = _alone(report, point.engine.by_process)
-                        bytes_per_filter = _bytes_per_filter(report, empty)
+                        bytes_per_filter = _bytes_per_filter(report, empty, pids)
             gaps = bed.gaps
         cores: dict[int, OperatorCpu] = {}
         for size in sizes:
             note(f"{name}: {size:,} filters, CPU of operators")
             cores[size] = await asyncio.to_thread(OperatorCpu, load, size, max(MATCHERS), EXITS)
+            processes[size] = _divided(processes[size], cores[size].exit_point[2, 1])
         return LoadResult(points, cores, processes, bytes_per_filter, gaps)
 
 
@@ -340,26 +343,31 @@ def _engines(bed: EngineBed) -> list[Any]:
     return [child for child in bed._cluster.status().processes if child.kind == "engine"]
 
 
-def _pid_of(name: str) -> str:
-    """The process of a member: `engine-<pid>-<number>`."""
-    return name.split("-")[1]
+def _child_of(member: str) -> str:
+    """The process of a member: what is behind it is another one for each incarnation."""
+    return member.rpartition("-")[0]
 
 
 def _alone(report: EngineReport, by_process: dict[str, float]) -> dict[str, float]:
-    """CPU of the access point, of a matcher, and of an exit point. The latter is in a process with a matcher."""
-    costs = {name: by_process[f"engine-{_pid_of(name)}"] for name in (report.head, *report.matchers)}
-    (both,) = report.exits
-    (only,) = (name for name in report.matchers if name != both)
-    matcher = costs[only]
-    return {"access_point": costs[report.head], "matcher": matcher, "exit_point": max(costs[both] - matcher, 0.0)}
+    """CPU of a matcher that is alone in its process, and of the access point and the exit point together."""
+    (all_three,) = report.exits
+    (only,) = (name for name in report.matchers if name != all_three)
+    matcher = by_process[_child_of(only)]
+    return {"matcher": matcher, "others": max(by_process[_child_of(all_three)] - matcher, 0.0)}
 
 
-def _bytes_per_filter(report: EngineReport, empty: dict[int, int]) -> float:
+def _divided(found: dict[str, float], exit_core: float) -> dict[str, float]:
+    """CPU by operator: what is not the core of the exit point is divided equally."""
+    transport = max(found["others"] - exit_core, 0.0) / 2
+    return {"access_point": transport, "matcher": found["matcher"], "exit_point": exit_core + transport}
+
+
+def _bytes_per_filter(report: EngineReport, empty: dict[str, int], pids: dict[str, int]) -> float:
     """Memory of the process with a matcher alone, more than before it had filters, for each of its filters."""
     (only,) = (name for name in report.matchers if name not in report.exits)
     (filters,) = (member.filters for member in report.members if member.name == only)
-    pid = int(_pid_of(only))
-    return (_memory(pid) - empty[pid]) / filters
+    child = _child_of(only)
+    return (_memory(pids[child]) - empty[child]) / filters
 
 
 def _memory(pid: int) -> int:
