@@ -1,4 +1,4 @@
-"""The planner of engines: how many access points, matchers and exit points an engine is to have.
+"""The planner of engines: how many matchers and exit points an engine is to have.
 
 Owns the rules. `advise` is a pure function of an engine's entry and the settings:
 
@@ -40,8 +40,8 @@ ALIKE: Final = 0.02
 """Processes are equally busy if the difference is a smaller share."""
 MEASURED_S_MIN: Final = 3.0
 """A load that was measured for a shorter time says nothing."""
-POINTS_MAX: Final = 16
-"""Access points that an engine can have: clients have as many lanes."""
+POINTS_MAX: Final = 1
+"""The planner adds no access points: more of them are for very many emitters, and an operator decides."""
 
 HOLDS: Final = "the target holds"
 PINNED: Final = "pinned by an operator: `shoal engine scale --auto` releases the numbers"
