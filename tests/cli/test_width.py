@@ -212,7 +212,7 @@ def test_bench_channels(screen: Console, monkeypatch: pytest.MonkeyPatch) -> Non
         "messages_per_s": 123456.0,
         "deliveries_per_s": 1234567.0,
         "cpu_us_publisher": 123.45,
-        "cpu_us_subscriber": 123.45,
+        "cpu_us_subscriber": 1.2345,
         "latency_us_p50": 1234.5,
         "latency_us_p99": 123456.0,
     }
@@ -226,7 +226,7 @@ def test_bench_channels(screen: Console, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(bench, "console", lambda args: screen)
     bench._show_channels(argparse.Namespace(json=False), facts)
     text = text_of(screen)
-    for words in ("123,456", "1,234,567", "123.45", "p99 us", "12.30"):
+    for words in ("123,456", "1,234,567", "1.23", "p99 us", "12.30"):
         assert words in text
     assert "…" not in text
 

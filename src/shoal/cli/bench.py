@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from shoal.cli import bench_engine, bench_match, bench_pipeline, bench_queue, bench_recording
 from shoal.cli.numbers import positive, positive_int
-from shoal.cli.output import Subparsers, add_command, console, figures_table, note, result
+from shoal.cli.output import Subparsers, add_command, console, figure_text, figures_table, note, result
 from shoal.lab.bench import channels, plan
 
 Facts: TypeAlias = dict[str, Any]
@@ -165,7 +165,7 @@ def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
     *rows, agent = facts["rows"]
     names = ("messages_per_s", "deliveries_per_s", "cpu_us_publisher", "cpu_us_subscriber")
     for row in rows:
-        cells = [_number(row.get(name)) for name in (*names, "latency_us_p50", "latency_us_p99")]
+        cells = [figure_text(row.get(name)) for name in (*names, "latency_us_p50", "latency_us_p99")]
         table.add_row(row["workload"], row["contender"], *cells)
     screen.print(table)
     screen.print("pub. us, sub. us: CPU time of the publisher per message and of the subscriber per received message\n")
@@ -180,12 +180,6 @@ def _show_channels(args: argparse.Namespace, facts: Facts) -> None:
         f"{agent['messages_per_s']:,.0f} messages/s and {'kept up' if agent['kept_up'] else 'did not keep up'}; "
         f"the server used {agent['cpu_us_server']:.2f} us, {agent['cpu_us_server_without_agent']:.2f} without it."
     )
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.2f}"
 
 
 RUNS: Final[dict[str, tuple[Callable[[argparse.Namespace], Facts], Callable[[argparse.Namespace, Facts], None]]]] = {

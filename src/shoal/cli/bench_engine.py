@@ -9,7 +9,7 @@ import argparse
 import asyncio
 from typing import Any, Final
 
-from shoal.cli.output import console, note
+from shoal.cli.output import console, figure_text, note
 from shoal.errors import ConfigError
 
 PARTS: Final = ("throughput", "where", "crossing")
@@ -62,7 +62,7 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         for name in shown:
             table.add_column(_COLUMNS[name], justify="right", no_wrap=True)
         for row in rows:
-            table.add_row(row["contender"], *("" if name not in row else _number(row[name]) for name in shown))
+            table.add_row(row["contender"], *(figure_text(row.get(name)) for name in shown))
         screen.print(table)
         for row in rows if part == "throughput" else ():
             parts = ", ".join(f"{name} {used:.1f}" for name, used in row["cpu_us_per_event"].items())
@@ -71,7 +71,3 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
     for name, value in facts["ratios"].items():
         goal = f", goal {facts['goals'][name]}" if name in facts["goals"] else ""
         screen.print(f"{name}: {value:g}{goal}{'  MISSED' if name in facts['missed'] else ''}")
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -10,7 +10,7 @@ import asyncio
 from typing import Any, Final
 
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import console, note
+from shoal.cli.output import console, figure_text, note
 from shoal.errors import ConfigError
 
 PARTS: Final = ("throughput", "latency", "stall", "join", "moves", "memory")
@@ -94,7 +94,7 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
             table.add_column(columns[name], justify="right", no_wrap=True)
         for row in rows:
             label = row["contender"] if rows is fast else f"{row['part']}, {row['contender']}"
-            table.add_row(label, *("" if row.get(name) is None else _number(row[name]) for name in shown))
+            table.add_row(label, *(figure_text(row.get(name)) for name in shown))
         screen.print(table)
     screen.print(facts["workload"]["all"])
     for name, value in facts["ratios"].items():
@@ -102,7 +102,3 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         goal = "  MISSED" if name in facts["missed"] else ""
         aim = f"goal {facts['goals'][name]}" if name in facts["goals"] else "no goal"
         screen.print(f"{name}: {value:.2f} ({low:.2f} to {high:.2f}), {aim}{goal}")
-
-
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

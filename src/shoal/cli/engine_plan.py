@@ -15,7 +15,7 @@ import msgspec
 
 from shoal.bus.location import URL_VARIABLE
 from shoal.cli.channels import add_url, cluster_url
-from shoal.cli.output import Subparsers, add_command, result
+from shoal.cli.output import Subparsers, add_command, ms_text, result
 from shoal.engine.engine_report import decode_wanted, read_report, wanted_key
 from shoal.engine.messages import MAIN
 from shoal.errors import EngineUnavailableError
@@ -121,8 +121,8 @@ def _text(entry: EngineEntry, advice: Advice, expected: list[dict[str, Any]], se
         f"engine main: {entry.layers.text} ({entry.phase}) with {len(load.processes)} processes, {chosen}",
         f"{load.events_per_s:.0f} events/s, {load.deliveries_per_s:.0f} deliveries/s, "
         f"{load.changes_per_s:.0f} changes of filters/s",
-        f"events wait {load.wait_ms_p50:.3g} ms (p50), {load.wait_ms_p99:.3g} ms (p99); target "
-        f"{settings.engine_latency_ms:g} ms",
+        f"events wait {ms_text(load.wait_ms_p50)} (p50), {ms_text(load.wait_ms_p99)} (p99); target "
+        f"{ms_text(settings.engine_latency_ms)}",
     ]
     for process in load.processes:
         lines.append(
@@ -131,7 +131,7 @@ def _text(entry: EngineEntry, advice: Advice, expected: list[dict[str, Any]], se
             f"rest {process.rest:.2f}; slowed down {process.slowdown:.2g} times"
         )
     lines += [
-        f"  {one['configuration']}: busiest process {one['busy']:.0%}, events wait {one['wait_ms_p99']:.3g} ms (p99)"
+        f"  {one['configuration']}: busiest process {one['busy']:.0%}, events wait {ms_text(one['wait_ms_p99'])} (p99)"
         for one in expected
     ]
     if advice.after != entry.layers:

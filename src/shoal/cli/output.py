@@ -191,6 +191,39 @@ def short_count(value: float | None) -> str:
     return f"{value / 1e3:.0f} k" if value < 1e6 else f"{value / 1e6:.3g} M"
 
 
+def count_text(value: float | None) -> str:
+    """A whole number; `-` if it is unknown."""
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def share_text(value: float | None) -> str:
+    """A share in per cent; `-` if it is unknown."""
+    return "-" if value is None else f"{100 * value:.0f} %"
+
+
+def size_text(value: float | None, per: str = "") -> str:
+    """A number of bytes with three digits; `-` if it is unknown. `per` follows the unit, as in `kB/s`."""
+    if value is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}{per}"
+        value /= 1000
+    return f"{value:,.0f} TB{per}" if value >= 10 else f"{value:.3g} TB{per}"
+
+
+def ms_text(value: float) -> str:
+    """A duration in milliseconds with three digits, in seconds from one second on."""
+    return f"{value:.3g} ms" if value < 999.5 else f"{value / 1000:,.1f} s"
+
+
+def figure_text(value: float | None) -> str:
+    """A figure of a benchmark: three digits, or all of a large number; empty if it was not measured."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
 def age_text(seconds: float | None) -> str:
     """An age; `-` if it is unknown or 0, because nothing waits."""
     return "-" if not seconds else f"{seconds:.1f} s" if seconds < 100 else f"{seconds / 60:.0f} min"

@@ -18,7 +18,7 @@ import msgspec
 from shoal.bus import Bus, connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown
+from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown, size_text
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
 from shoal.cli.queue_places import register_places
@@ -200,8 +200,8 @@ def _stats_text(name: str, stats: QueueStatistics, keys: Sequence[KeyStatus] | N
     limits = stats.settings
     lines = [
         f"{name}{', paused' if stats.paused else ''}",
-        f"  messages    {stats.messages:,} of {limits.messages_max:,}, {_size(stats.bytes)} of "
-        f"{_size(limits.bytes_max)}; {stats.delayed:,} not due yet",
+        f"  messages    {stats.messages:,} of {limits.messages_max:,}, {size_text(stats.bytes)} of "
+        f"{size_text(limits.bytes_max)}; {stats.delayed:,} not due yet",
         f"  keys        {stats.keys:,} of {limits.keys_max:,}: {stats.ready:,} ready, {stats.held:,} held, "
         f"{stats.halted:,} halted",
         f"  consumers   {stats.consumers:,}, {stats.waiting_consumers:,} without work",
@@ -361,11 +361,3 @@ def _cut(text: str, width: int) -> str:
     """A text in one line of at most this width."""
     line = "".join(letter if letter.isprintable() else " " for letter in shown(text))
     return line if len(line) <= width else line[: width - 3] + "..."
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

@@ -15,7 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from shoal.cli.output import Subparsers, add_command, console, engine_line, plural, result
+from shoal.cli.output import (
+    Subparsers,
+    add_command,
+    console,
+    count_text,
+    engine_line,
+    plural,
+    result,
+    share_text,
+    size_text,
+)
 from shoal.cli.plan_pin import printable
 from shoal.cli.top_balance import BalanceReader, BalanceView, render_balance, table
 from shoal.cli.top_queues import StoreRow, render_queues, store_row, stores_of
@@ -329,7 +339,7 @@ def render(snapshot: ClusterSnapshot) -> Group:
     from rich.console import Group
     from rich.text import Text
 
-    loads = f"load average {_share(snapshot.load_mean)}, busiest {_share(snapshot.load_max)}"
+    loads = f"load average {share_text(snapshot.load_mean)}, busiest {share_text(snapshot.load_max)}"
     counts = ("publ./s", "sent/s", "out", "load", "CPU", "clients", "channels")
     servers = table(f"{plural(len(snapshot.servers), 'server')}, {loads}", ("server", "state"), counts)
     pool_states = snapshot.balance.pool_states if snapshot.balance else {}
@@ -337,9 +347,9 @@ def render(snapshot: ClusterSnapshot) -> Group:
         servers.add_row(
             load.id,
             pool_states.get(load.id, "-"),
-            *(_count(load.publications_per_s), _count(load.sent_per_s), _bytes(load.bytes_out_per_s)),
-            *(_share(load.load_ratio), _share(load.cpu_share)),
-            *(_count(load.connections), _count(load.channels)),
+            *(count_text(load.publications_per_s), count_text(load.sent_per_s), size_text(load.bytes_out_per_s, "/s")),
+            *(share_text(load.load_ratio), share_text(load.cpu_share)),
+            *(count_text(load.connections), count_text(load.channels)),
         )
     troubles = [Text(f"{load.id} ({load.address}): {load.trouble}") for load in snapshot.servers if load.trouble]
     figures = ("publ./s", "sent/s", "out", "publ.", "subs.", "patterns")
@@ -351,9 +361,9 @@ def render(snapshot: ClusterSnapshot) -> Group:
             Text(name),
             f"{channel.server} pinned" if name in pinned else channel.server,
             *(
-                _count(channel.publications_per_s),
-                _count(channel.sent_per_s),
-                _bytes(channel.bytes_out_per_s),
+                count_text(channel.publications_per_s),
+                count_text(channel.sent_per_s),
+                size_text(channel.bytes_out_per_s, "/s"),
             ),
             *(str(channel.publishers), str(channel.subscribers), str(channel.pattern_subscribers)),
         )
@@ -361,21 +371,3 @@ def render(snapshot: ClusterSnapshot) -> Group:
     queues = render_queues(snapshot.stores, snapshot.queues)
     engine = (Text(engine_line(snapshot.engine)), Text()) if snapshot.engine is not None else ()
     return Group(servers, *troubles, Text(), channels, Text(), *queues, *engine, *balance)
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _bytes(value: float | None) -> str:
-    if value is None:
-        return "-"
-    for unit in ("B/s", "kB/s", "MB/s"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB/s"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"

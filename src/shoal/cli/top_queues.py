@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from shoal.cli.output import age_text, plural, short_count
+from shoal.cli.output import age_text, count_text, plural, share_text, short_count, size_text
 from shoal.cli.top_balance import table
 from shoal.cluster.queue_rows import QueueRow
 from shoal.errors import CoordinatorError, ForgedEntryError
@@ -85,12 +85,12 @@ def render_queues(stores: Iterable[StoreRow], queues: Iterable[QueueRow]) -> lis
     figures = ("busy", "CPU", "memory", "written", "clients", "queues")
     hosts = table(plural(len(shown), "store"), ("store",), figures)
     for store in shown:
-        memory = "-" if store.memory_bytes is None else _size(store.memory_bytes)
+        memory = size_text(store.memory_bytes)
         hosts.add_row(
             store.id,
-            *(_share(store.busy_share), _share(store.cpu_share), memory),
-            "-" if store.written_bytes_per_s is None else f"{_size(store.written_bytes_per_s)}/s",
-            *(_count(store.connections), _count(store.queues)),
+            *(share_text(store.busy_share), share_text(store.cpu_share), memory),
+            size_text(store.written_bytes_per_s, "/s"),
+            *(count_text(store.connections), count_text(store.queues)),
         )
     troubles = [Text(f"{store.id} ({store.address}): {store.trouble}") for store in shown if store.trouble]
     columns = ("msgs", "oldest", "put/s", "done/s", "held", "cons.", "dead", "halt")
@@ -104,19 +104,3 @@ def render_queues(stores: Iterable[StoreRow], queues: Iterable[QueueRow]) -> lis
             *map(short_count, (queue.consumers, queue.dead, queue.halted)),
         )
     return [hosts, *troubles, Text(), rows, Text()]
-
-
-def _count(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _size(value: float) -> str:
-    for unit in ("B", "kB", "MB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} GB"
