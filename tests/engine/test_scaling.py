@@ -332,6 +332,74 @@ def test_a_change_that_is_given_up_leaves_everything_as_it_was(what: str) -> Non
     assert sorted(site.delivered(READER)[2]) == list(range(1, 30))
 
 
+def two_access_points() -> Site:
+    """Access points in `a` and `b`, and a reader with one filter."""
+    site = Site()
+    site.say(READER, Open(READER), Add([(1, _wire(parse("a = 1")))]), Ready())
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.settle()
+    site.change(Configuration(2, ("a", "b"), ONE, ONE))
+    return site
+
+
+def emit(site: Site, number: int) -> None:
+    """The next event is delivered and taken."""
+    assert site.say(EMITTER, Event(number, 0, encode_event({"a": 1}), b""))
+    site.settle()
+    assert site.delivered(READER)[number] == [1]
+    assert site.taken(EMITTER) == number
+
+
+def test_a_process_that_is_an_access_point_again_has_greater_numbers() -> None:
+    """Others remember how far they have heard and delivered its earlier batches."""
+    site = two_access_points()
+    emit(site, 1)
+    site.change(Configuration(3, ONE, ONE, ("a", "b")))
+    emit(site, 2)
+    site.change(Configuration(4, ("a", "b"), ONE, ("a", "b")))
+    emit(site, 3)
+    assert [one.failed for one in site.processes.values()] == ["", ""]
+
+
+def test_an_access_point_that_missed_the_end_of_a_change_marks_it_later() -> None:
+    """Its orders may be lost. Otherwise the others wait for its mark for ever."""
+    site = two_access_points()
+    site.begin(Configuration(3, ("a", "b"), ("a", "b"), ONE))
+    site.turns()
+    before, late = site.orders, site.processes["b"]
+    site.give_up()
+    late.arrange(before, 1.0)  # what `b` knows
+    site.settle()
+    number_4 = structs_replace(site.orders.configuration, number=4)  # a change that ended before it was marked
+    site.orders = structs_replace(site.orders, configuration=number_4)
+    site.begin(Configuration(5, ("a", "b"), ("a", "b"), ONE))
+    site.settle()
+    site.switch()
+    site.settle()
+    site.end()
+    emit(site, 1)
+
+
+def test_an_access_point_that_missed_the_end_of_a_change_says_taken_later() -> None:
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.say(READER, Open(READER), Add([(1, _wire(parse("a = 1")))]), Ready())
+    site.settle()
+    site.begin(Configuration(2, ("b",), ONE, ONE))
+    site.settle()
+    site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
+    site.switch()
+    site.settle()
+    switched = site.orders
+    site.end()
+    site.processes["b"].arrange(switched, 1.0)  # what `b` knows
+    site.settle()
+    assert site.taken(EMITTER) == 0
+    site.order(Orders(1, "a", 0, Configuration(3, ("b",), ONE, ONE), stage=Stage.SERVE))  # another change was given up
+    site.settle()
+    assert site.taken(EMITTER) == 1
+
+
 def test_a_new_access_point_says_taken_when_the_old_one_has_delivered() -> None:
     """Otherwise an emitter forgets events that die with the old access point."""
     site = Site()
@@ -429,6 +497,53 @@ def test_a_late_letter_of_an_earlier_instance_is_a_gap_if_it_repeats_nothing() -
     deliver(10, 5)
     assert [type(effect) for effect in client.effects].count(Missed) == 1, "no filter wants it any more"
     assert _arrived(client) == [1, 2, 4, 6]
+
+
+def test_letters_that_come_after_those_of_an_engine_that_woke_up_are_no_gap() -> None:
+    """An engine that was asleep delivers what it had matched, with the filters of that time. Its successor delivers the
+    events before these again, for filters that have come into force since: they were owed nothing."""
+    client = EngineClient(LIMITS, lambda: 7)
+    old, new = client.add([_wire(parse("a = 1")), _wire(parse("b = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [old])], 0.0, 10)
+    client.received([Welcome(7, 2), InForce(7, [old, new])], 0.0, 20)
+    client.received([Delivery(5, 4, 0, encode_event({"a": 1}), b"", pack([old]))], 0.0, 10)
+    client.received([Delivery(5, 3, 0, encode_event({"b": 1}), b"", pack([new]))], 0.0, 20)
+    assert not any(isinstance(effect, Missed) for effect in client.effects)
+    client.received([PathBegin(2, 0), Delivery(5, 2, 0, encode_event({"b": 1}), b"", pack([new]))], 0.0, 30)
+    assert not any(isinstance(effect, Missed) for effect in client.effects), "another exit point of the same engine"
+
+
+def test_one_letter_is_one_gap() -> None:
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+    client.received([Welcome(7, 2), InForce(7, [number])], 0.0, 20)
+    made = [Delivery(5, event, 0, encode_event({"a": 1}), b"", pack([number])) for event in (4, 1, 2, 3)]
+    client.received([made[0]], 0.0, 20)
+    client.received([*made[1:]], 0.0, 10)
+    assert [type(effect) for effect in client.effects].count(Missed) == 1
+
+
+def test_a_roll_begins_when_it_is_called_and_ends_when_clients_have_heard_that_their_filters_are_in_force() -> None:
+    limits = msgspec.structs.replace(LIMITS, engine_roll_s=1.0, engine_roll_s_max=10.0)
+    orders = Orders(2, "a", 1, Configuration(1, ONE, ONE, ONE))
+    engine = Operators("a", orders, limits, 0.0)
+    engine.lease_until = 1e9
+    engine.turn(5.0)
+    assert not engine.progress[-1], "other processes have not joined: nobody was called"
+    engine.arrange(structs_replace(orders, stage=Stage.ROLL), 5.0)
+    engine.turn(5.0)
+    engine.received(READER, Letter(READER, 1, [Open(READER, 1), Add([(1, _wire(parse("a = 1")))]), Ready()]))
+    posts = engine.turn(5.5)
+    engine.turn(6.5)
+    assert not engine.progress[-1], "no server has confirmed the answer"
+    for post in posts:
+        engine.confirmed(post.group)
+    engine.turn(6.6)
+    engine.turn(6.6)
+    assert engine.progress[-1]
 
 
 def _arrived(client: EngineClient) -> list[int]:

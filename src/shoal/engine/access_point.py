@@ -20,6 +20,8 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
+import msgspec
+
 from shoal.engine import messages
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import (
@@ -34,6 +36,7 @@ from shoal.engine.links import (
     Replies,
     Stage,
     Step,
+    number_before_first,
 )
 from shoal.engine.messages import (
     Add,
@@ -56,7 +59,7 @@ from shoal.engine.messages import (
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
-ROLL_FIRST: Final = rule("roll_first", "A new instance takes no events before the roll is closed.")
+ROLL_FIRST: Final = rule("roll_first", "A new instance takes no events before clients could present their filters.")
 SETTLE_LAST: Final = rule("settle_last", "An emitter may forget an event only when its deliveries are confirmed.")
 IN_NUMBER: Final = rule("in_number", "An access point takes the events of an emitter without holes.")
 TAKEN_LATER: Final = rule(
@@ -132,7 +135,7 @@ class AccessPoint:
         """By exit point: the batch up to which it has settled."""
         self._leaving: dict[str, int] = {}
         """Exit points that settle only what was before a SWITCH: its batch."""
-        self._number = 0
+        self._number = number_before_first(configuration)
         starts = name in configuration.access_points
         self.lanes = configuration.lanes_of(name) if starts else frozenset()
         """The lanes whose letters are read now."""
@@ -146,12 +149,14 @@ class AccessPoint:
         before the change is delivered."""
         self.prepared = self._switched = configuration.number
         """The newest configurations for which PREPARE and the end of the change are marked."""
+        self._roll_said = 0
+        """The batch with the last answer to a client in the roll; 0 while others may come."""
         self._called = False
         self._held: deque[tuple[int, Event]] = deque()
         """Events that wait for the end of the roll."""
         self._held_bytes = 0
         self.begin_roll(now)
-        self.roll_open = starts and ROLL_FIRST in rules
+        self.roll_open = starts
         self.roll_over = False
         """Whether the roll may be closed: the order to serve closes it."""
         self._look_at = now
@@ -346,10 +351,11 @@ class AccessPoint:
         if orders.stage == Stage.SERVE and self.roll_open:
             self._serve()
         number = orders.configuration.number
-        if self.prepared == number > self._switched:
-            self._switched = number
-            self._out.append((_MARK, Mark(Step.GIVE_UP, orders.configuration)))
-        elif self._switched == number and self._withheld:
+        if number >= self.prepared > self._switched:  # it was given up, perhaps in orders that did not arrive
+            self._switched = self.prepared
+            stays = msgspec.structs.replace(self._configuration, number=self.prepared)
+            self._out.append((_MARK, Mark(Step.GIVE_UP, stays)))
+        elif number >= self._switched and self._withheld:
             self._finish()
         following = orders.next
         if following is None or orders.step is None:
@@ -470,7 +476,7 @@ class AccessPoint:
 
     def tick(self, now: float) -> None:
         """Looks whether the roll may be closed, and removes clients that have been silent for too long."""
-        self.roll_over = self.roll_open and self._roll_is_over(now)
+        self.roll_over = self._called and self.roll_open and self._roll_is_over(now)
         if now < self._look_at:
             return
         grace_s = self._limits.engine_client_grace_s
@@ -495,9 +501,15 @@ class AccessPoint:
             self._resume()
 
     def _roll_is_over(self, now: float) -> bool:
-        if now >= self._roll_until_max:
+        """Whether clients have presented their filters, and have been told that these are in force: the next instance
+        asks them by which one they were served last."""
+        if now >= self._roll_until_max or ROLL_FIRST not in self._rules:
             return True
-        return now >= self._roll_until and all(one.served for one in self._conversations.values())
+        if now < self._roll_until or not all(one.served for one in self._conversations.values()):
+            self._roll_said = 0
+            return False
+        self._roll_said = self._roll_said or self._number
+        return self.settled_all >= self._roll_said
 
 
 def _size(event: Event) -> int:

@@ -175,6 +175,10 @@ class EngineClient:
         """By emitter: the last number that an earlier instance has delivered, and those since."""
         self._newly_left = 0
         """How many more of these are remembered."""
+        self._sender = 0
+        """The exit point that is heard."""
+        self._instances: dict[int, int] = {}
+        """The instance of exit points, as they have told since the last Welcome of another instance."""
         self.effects: list[Effect] = []
 
     # The application
@@ -251,6 +255,7 @@ class EngineClient:
 
     def received(self, replies: list[FromEngine], now: float, sender: int = 0) -> None:
         """The engine has told this client something; `sender` is the exit point."""
+        self._sender = sender
         path = self._paths.get(sender)
         if path is not None and not any(type(one) is Welcome and one.instance > path.after[0] for one in replies):
             self._hold(path, replies, now)
@@ -262,6 +267,7 @@ class EngineClient:
                 self._taken(item.number)
             elif type(item) is PathBegin:
                 after = (item.instance, item.configuration)
+                self._instances[sender] = item.instance
                 if after > self._ended and END_FIRST in self._rules:
                     path = self._paths[sender] = _Path(after)
                     self.paths_held += 1
@@ -342,7 +348,8 @@ class EngineClient:
             self._forget_paths()
         if welcome.instance != self._welcomed:
             self._newly, self._newly_left = {}, LATE_EVENTS_MAX if self._welcomed else 0
-        self._instance = self._welcomed = welcome.instance
+            self._instances = {}
+        self._instance = self._welcomed = self._instances[self._sender] = welcome.instance
         self._unanswered = 0
         self._roll = max(self._roll, welcome.instance)
         if welcome.late:
@@ -396,11 +403,19 @@ class EngineClient:
 
     def _report_overtaken(self, delivery: Delivery) -> None:
         """A letter of an earlier instance may come after letters of this one. If an event in it was not delivered, it
-        was taken before and comes in no other letter. It is too late for its place in the order: readers are told."""
+        was taken before and comes in no other letter. It is too late for its place in the order: readers are told,
+        once for a letter. A filter that has not been in force was owed nothing.
+
+        A letter of this instance after letters of an earlier one has nothing of this kind: the earlier one had matched
+        these events too, and filters that it did not have were not in force when they were emitted."""
+        if self._instances.get(self._sender, 0) == self._welcomed:
+            return
         before, since = self._newly.get(delivery.emitter, (delivery.number, frozenset()))
         is_new = before < delivery.number and delivery.number not in since
-        if is_new and any(number in self._filters for number in messages.unpack(delivery.matched)):
-            self.effects.append(Missed("a letter of an earlier engine came after letters of this one"))
+        if is_new and any(number in self._in_force for number in messages.unpack(delivery.matched)):
+            missed = Missed("a letter of an earlier engine came after letters of this one")
+            if missed not in self.effects[-1:]:
+                self.effects.append(missed)
 
     def _taken(self, number: int) -> None:
         if number < self._floor or number >= self._next:

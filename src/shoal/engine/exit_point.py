@@ -80,6 +80,11 @@ class ExitPoint:
         """Letters that no server has confirmed."""
         return sum(self._open.values())
 
+    @property
+    def part_instances(self) -> set[int]:
+        """The instances of the parts that wait for others."""
+        return {part.instance for parts in self._parts.values() for part in parts.values()}
+
     # From access point and matchers
 
     def heard(self, batch: Batch) -> None:

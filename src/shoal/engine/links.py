@@ -98,8 +98,22 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag=4):
     configuration: Configuration
 
 
+_FIRST_BITS: Final = 32
+
+
+def number_before_first(configuration: Configuration) -> int:
+    """The number before that of the first batch of an access point that begins while a configuration is in force. So a
+    process that becomes an access point again has greater numbers than before."""
+    return configuration.number << _FIRST_BITS
+
+
+def is_first(number: int) -> bool:
+    """Whether an access point has begun with this batch."""
+    return number & ((1 << _FIRST_BITS) - 1) == 1
+
+
 class Batch(msgspec.Struct, frozen=True, array_like=True):
-    """A part of the fan of an access point, the `source`. Its numbers are contiguous in the life of an instance."""
+    """A part of the fan of an access point, the `source`. Its numbers are contiguous while it is one."""
 
     instance: int
     source: str

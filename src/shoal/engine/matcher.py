@@ -26,6 +26,7 @@ from shoal.rules import ALL_RULES, Rules, rule
 
 ONE_COPY: Final = rule("one_copy", "A filter that two matchers hold for a moment is matched once.")
 CHANGE_TO_BOTH: Final = rule("change_to_both", "While the configuration changes, a filter goes to both its matchers.")
+OLD_STATE_LAST: Final = rule("old_state_last", "State that arrives late does not bring back a filter that has ended.")
 
 FOUND_BYTES: Final = 16
 NUMBERS_MAX: Final = 4096
@@ -219,7 +220,8 @@ class Matcher:
     def _insert(self, state: State) -> None:
         by_client: dict[int, list[tuple[int, bytes]]] = {}
         for client, number, wire in state.rows:
-            if client not in self._renewed and (client, number) not in self._ended:
+            ended = client in self._renewed or (client, number) in self._ended
+            if not ended or OLD_STATE_LAST not in self._rules:
                 by_client.setdefault(client, []).append((number, wire))
         for client, filters in by_client.items():
             if self.table.insert(client, filters):

@@ -271,7 +271,7 @@ class MemberShell:
                 except ProtocolError as error:
                     _log.warning("message ignored", engine=self._engine, why=str(error))
                     continue
-                if message.instance == operators.instance:
+                if operators.is_of_this(message.instance):
                     yield message
 
     # Status

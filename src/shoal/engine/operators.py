@@ -18,6 +18,7 @@ from collections import deque
 from typing import Final
 
 from shoal.engine.access_point import AccessPoint
+from shoal.engine.configuration import Configuration
 from shoal.engine.event_waits import EventWaits
 from shoal.engine.exit_point import ExitPoint, Post
 from shoal.engine.links import (
@@ -34,6 +35,7 @@ from shoal.engine.links import (
     Status,
     Step,
     ToMember,
+    is_first,
 )
 from shoal.engine.matcher import Matcher
 from shoal.engine.measures import ACCESS, MATCHING, MERGING, Meter
@@ -42,6 +44,7 @@ from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
 LEASE_CHECKED: Final = rule("lease_checked", "An instance acts on what it has received only while it holds its lease.")
+FENCE_INSTANCES: Final = rule("fence_instances", "What a process of another instance says is ignored.")
 MARKS_ALIGNED: Final = rule(
     "marks_aligned", "A process goes on after a mark when it has heard it from all access points."
 )
@@ -86,6 +89,8 @@ class Operators:
         self.access_point: AccessPoint | None = None
         self.matcher: Matcher | None = None
         self.exit_point: ExitPoint | None = None
+        self._point_of: Configuration | None = None
+        """The change with which the access point came."""
         self._orders = orders
         self._fans: dict[str, _Fan] = {}
         self._received: list[tuple[int, Letter | None, int]] = []
@@ -109,9 +114,12 @@ class Operators:
         self._orders = orders
         configurations = [one for one in (orders.configuration, orders.next) if one is not None]
         self.has_others = any(one.members - {self.name} for one in configurations)
+        stays, following = self.name in orders.configuration.access_points, orders.next
         if not any(self.name in one.access_points for one in configurations):
             self.access_point = None
-        elif self.access_point is None:
+        elif self.access_point is None or not (stays or self._point_of == following):
+            # One that does not stay begins with a change; orders between two changes may not have arrived.
+            self._point_of = following
             self.access_point = AccessPoint(
                 *(self.name, self.instance, orders.predecessor, orders.configuration, self._limits, now, self._rules)
             )
@@ -123,6 +131,10 @@ class Operators:
             self.exit_point = None
         elif self.exit_point is None:
             self.exit_point = ExitPoint(self.name, self.instance, orders.configuration, self._limits, self._rules)
+
+    def is_of_this(self, instance: int) -> bool:
+        """Whether something was said in the instance of these operators."""
+        return instance == self.instance or FENCE_INSTANCES not in self._rules
 
     @property
     def lanes(self) -> frozenset[int]:
@@ -212,7 +224,7 @@ class Operators:
     def has_settled(self, settled: Settled | Status) -> None:
         """An exit point has delivered something."""
         number = settled.settled.get(self.name, 0)
-        if self.access_point is not None and number and settled.instance == self.instance:
+        if self.access_point is not None and number and self.is_of_this(settled.instance):
             self.access_point.settled(settled.name, number)
 
     def missed(self, what: str) -> None:
@@ -224,7 +236,7 @@ class Operators:
         fan = self._fans.get(batch.source)
         if fan is None:
             fan = self._fans[batch.source] = _Fan()
-        if fan.next and batch.number != fan.next:
+        if fan.next and batch.number != fan.next and not (batch.number > fan.next and is_first(batch.number)):
             self._hole = f"batch {batch.number} of {batch.source} came in place of {fan.next}"
         fan.next = batch.number + 1
         if fan.mark is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
@@ -39,6 +39,7 @@ BREAKS: Final = (
     *("roll_first", "settle_last", "in_number", "keep_until_taken", "dedupe_emitter", "present_all", "say_late"),
     *("lease_checked", "answer_in_time", "change_to_both", "ready_first", "parts_of_its_time"),
     *("in_order", "one_copy", "end_first", "marks_aligned", "taken_later"),
+    *("fence_instances", "old_state_last"),
 )
 """The rules that this scenario tests."""
 ENGINES: Final = 4
@@ -53,20 +54,24 @@ LIMITS: Final[dict[str, Any]] = {
     "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
 }  # fmt: skip
 """Small limits, so that they are met."""
-ENGINE_SLEEPS: Final = 0.5
-SLEEP_S: Final = (0.5, 6.0)
-"""The share of troubles in which a process sleeps and wakes up as a zombie instead of dying, and for how long."""
 SECOND_EXIT: Final = 0.4
 SECOND_ACCESS_POINT: Final = 0.4
 """The shares of wishes with a second exit point, and with a second access point."""
 WITHOUT: Final = 0.3
 """The share of wishes that leave a process out."""
+ENGINE_SLEEPS: Final = 0.5
+SLEEP_S: Final = (0.5, 6.0)
+"""The share of troubles in which a process sleeps and wakes up as a zombie instead of dying, and for how long."""
 HEAD_HIT: Final = 0.5
 LOOK_S: Final = 0.02
 """How often the engines are looked at, to count what they do."""
 SLOW_EXIT_S: Final = ((0.05, 0.6), (0.05, 0.6), (0.8, 2.0))
 """For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it goes on with the
 change, or it is silent for so long that the instance ends."""
+CUT_S: Final = (0.3, 1.0)
+"""For how long a process that dies is cut off from a server, in the variant with cuts; it dies after the first time."""
+REMOVALS_S: Final = 0.2
+"""The time from the beginning of a change in which applications remove their filters, in the variant with removals."""
 SETTLE_S: Final = 4.0
 """How long an event that was taken may take to a reader that lives."""
 
@@ -114,9 +119,24 @@ _SWAPS: Final[Variant] = {
     "engine_trouble_s": 10.0,
     "fixed_faults": {"crashes_per_s": 0.0, "pauses_per_s": 0.0, "partitions_per_s": 0.0, "resets_per_s": 0.02},
 }
-VARIANTS: Final[dict[str, Variant]] = {"end_first": _SWAPS, "taken_later": _SWAPS}
+_REMOVALS: Final[Variant] = {"removals": True, "slow_exits": 0.0, "swaps": 0.0, "engine_trouble_s": 10.0}
+_NO_FAULTS: Final = asdict(FaultOptions(resets_per_s=0.001))
+_DEATHS: Final[Variant] = {
+    "deaths_only": True, "engine_trouble_s": 2.0, "slow_exits": 0.0, "full_disk_share": 0.0,
+    "fixed_faults": _NO_FAULTS, "fixed_shape": {"lapses": False},
+}  # fmt: skip
+_CUTS: Final[Variant] = {"cuts": True, "engine_trouble_s": 1.5, "slow_exits": 0.0, "fixed_faults": _NO_FAULTS}
+VARIANTS: Final[dict[str, Variant]] = {
+    "end_first": _SWAPS,
+    "taken_later": _SWAPS,
+    "old_state_last": _REMOVALS,
+    "roll_first": _DEATHS,
+    "settle_last": _CUTS,
+    "lease_checked": _CUTS,
+}
 """The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the
-old ones are late. In the same variant the protocol holds."""
+old ones are late; applications remove their filters while matchers send each other state; only processes of the engine
+die; or they and clients are cut off from a server before. In the same variant the protocol holds."""
 
 
 @dataclass(slots=True)
@@ -247,6 +267,10 @@ class EngineApp(App):
         self.filters[name] = FilterRecord(wanted, self.reading, world.now)
         run.filters.append(self.filters[name])
 
+    def remove_soon(self, name: str) -> None:
+        """Removes a filter, if it is still there."""
+        self.process.loop.create_task(self._remove(name))
+
     async def _remove(self, name: str) -> None:
         record = self.filters.pop(name, None)
         if record is not None and self.reader is not None:
@@ -280,6 +304,12 @@ class EngineRun(ChannelScenario):
     """How often an exit point sleeps or is cut off while a change is prepared."""
     engine_trouble_s = 3.0
     """About how often a process of the engine dies or sleeps."""
+    deaths_only = False
+    """Whether processes of the engine die or sleep and nothing else fails. Then no reader misses anything."""
+    cuts = False
+    """Whether something is cut off from a server before: the process that dies, or a client while a process sleeps."""
+    removals = False
+    """Whether applications remove their filters while a change is prepared."""
     swaps = 0.2
     """The share of wishes that take all operators from the processes with exit points."""
 
@@ -289,6 +319,7 @@ class EngineRun(ChannelScenario):
         self.filters: list[FilterRecord] = []
         self.wanted: dict[str, Filter] = {}
         self.unmatched: list[str] = []
+        self.foreign_parts: set[str] = set()
         self.engines: dict[str, EngineShell] = {}
         self.process_names: set[str] = set()
         """The names of all processes of the engine, dead or alive."""
@@ -323,10 +354,10 @@ class EngineRun(ChannelScenario):
     async def _operator(self, process: Process) -> None:
         """The main task of a process that wants now more, now fewer matchers and exit points."""
         random = self.world.rng("wanted")
-        while True:
+        while self.active:
             try:
                 async with await process.runtime.coordinator(COORDINATOR_URL, 1.0) as coordinator:
-                    while True:
+                    while self.active:
                         exits = 2 if random.random() < SECOND_EXIT else 1
                         points = 2 if random.random() < SECOND_ACCESS_POINT else 1
                         names = sorted(self.process_names)
@@ -366,6 +397,11 @@ class EngineRun(ChannelScenario):
         for head in [shell.head for shell in self.engines.values() if shell.head is not None]:
             if head.director is not None and head.director.has_begun:
                 self._look_at_change(head.director)
+        for name, operators in [(name, shell.operators) for name, shell in self.engines.items()]:
+            if operators is not None and operators.exit_point is not None:
+                foreign = operators.exit_point.part_instances - {operators.instance}
+                if foreign:
+                    self.foreign_parts.add(f"{name} keeps parts of instance {min(foreign)} in {operators.instance}")
         for status in [shell.status for shell in self.engines.values()]:
             if status is not None:
                 place = (status.name, status.instance)
@@ -395,9 +431,17 @@ class EngineRun(ChannelScenario):
             if place not in self._prepared:
                 self._prepared.add(place)
                 self._slow_down(after.exits, director.following.exits)
+                self._remove_filters()
         given_up = sum(director.given_up.values())
         self.exercised["change given up"] += given_up - self._given_up[instance]
         self._configurations[instance], self._given_up[instance] = after, given_up
+
+    def _remove_filters(self) -> None:
+        rng = self.world.rng("removals")
+        for app in self.apps if self.removals else ():
+            if isinstance(app, EngineApp) and app.started:
+                for name in sorted(app.filters):
+                    app.after(rng.uniform(0.0, REMOVALS_S), app.remove_soon, name)
 
     def _slow_down(self, before: tuple[str, ...], after: tuple[str, ...]) -> None:
         """Lets an exit point sleep, one that leaves if there is one: what it has to say is late."""
@@ -440,10 +484,16 @@ class EngineRun(ChannelScenario):
             return
         if rng.random() < ENGINE_SLEEPS:
             self.exercised[f"{what} slept"] += 1
+            if self.cuts:
+                self.faults.partition([rng.choice(self.apps).node.name], [rng.choice(self.names)], SLEEP_S)
             self.faults.pause(node, SLEEP_S)
         else:
             self.exercised["member crash"] += what == "member"
-            self.faults.crash(node)
+            if self.cuts:
+                self.faults.partition([node.name], [rng.choice(self.names)], CUT_S)
+                self.world.after(CUT_S[0], self.faults.crash, node)
+            else:
+                self.faults.crash(node)
 
     # Checks
 
@@ -500,6 +550,8 @@ class EngineRun(ChannelScenario):
             got[key] = self._check_order(reader, verdict)
         for text in self.unmatched:
             verdict.violate("unmatched", text)
+        for text in sorted(self.foreign_parts):
+            verdict.violate("wrong parts", text)
         for one in self.filters:
             self._check_filter(one, got[id(one.reader)], verdict)
         self._check_alarms(readers.values(), verdict)
@@ -550,10 +602,10 @@ class EngineRun(ChannelScenario):
                 verdict.violate("growth", f"matchers have {filters}")
 
     def _check_alarms(self, readers: Iterable[ReaderRecord], verdict: Verdict) -> None:
-        if self.calm:
+        if self.calm or self.deaths_only:
             for reader in readers:
                 for at in reader.gaps:
-                    verdict.violate("false alarm", f"{reader.label} got a gap at t={at:.3f} in a calm world")
+                    verdict.violate("false alarm", f"{reader.label} got a gap at t={at:.3f} and missed nothing")
 
 
 def run_seed(seed: int, rules: Rules = ALL_RULES, trace: bool = False, variant: Variant = COMMON) -> Outcome:
