@@ -22,7 +22,7 @@ from tests.filters import strategies as some
 
 from shoal.errors import EventError
 from shoal.filters.event_batches import from_arrow, to_arrow
-from shoal.filters.events import check_event, decode_event, encode_event, parse_event
+from shoal.filters.events import check_event, decode_event, decode_matched_event, encode_event, parse_event
 from shoal.filters.formatter import name_text, value_text
 from shoal.filters.index import Index
 from shoal.filters.language import parse
@@ -290,3 +290,14 @@ def test_values_of_numpy_are_converted_before_they_are_compared() -> None:
     index = Index()
     index.insert_many([0, 1, 2, 3], [parse(text) for text in ("a < 0.1", "a = 0.1", "a > 0.1", "b = true")])
     assert sorted(index.match(event)) == [2, 3]
+
+
+@given(some.any_events)
+def test_a_matched_event_is_what_was_encoded(event: Event) -> None:
+    assert decode_matched_event(encode_event(event)) == check_event(event)
+
+
+def test_a_matched_event_of_an_emitter_that_does_not_check_is_read() -> None:
+    assert decode_matched_event(msgspec.msgpack.encode({"a": 1, "b": None, "c": ["x", None]})) == {"a": 1, "c": ["x"]}
+    with pytest.raises(EventError):
+        decode_matched_event(b"\x81\xa1a\xc4\x01x")

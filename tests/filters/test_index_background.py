@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from shoal.filters.index import Index, segment_builder
+from shoal.filters.index.segment_store import SEGMENTS_MAX
 from shoal.filters.language import parse
 
 """The first test compiles the kernels, unless they are in the cache."""
@@ -216,3 +217,31 @@ def test_a_split_has_what_was_inserted_while_the_buffer_was_flushed(monkeypatch:
     monkeypatch.setattr(index._single, "_flush", overtaken)
     parts = index.split(lambda ids: np.zeros(len(ids), np.int64))
     assert sorted(parts[0].match({"a": 0}).tolist()) == [0, 100, 101]
+
+
+def test_no_change_waits_for_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds = 3 * SEGMENTS_MAX
+    with held_merges(monkeypatch) as go:
+        index = filled(8)
+        store = index._single
+        assert store._merge is not None
+        writer = threading.Thread(target=lambda: [changed_again(index, part) for part in range(8, rounds)], daemon=True)
+        writer.start()
+        writer.join(60)
+        assert not writer.is_alive(), "a change waits for the merge, which waits for the test"
+        assert len(store.segments) <= SEGMENTS_MAX + 1
+        assert index.match({"a": 3}).tolist() == []
+        assert sorted(index.match({"a": 4}).tolist()) == [*range(4, 10 * rounds, 10)]
+        go.set()
+        index.settle()
+    assert index.match({"a": 3}).tolist() == []
+    assert sorted(index.match({"a": 4}).tolist()) == [*range(4, 10 * rounds, 10)]
+
+
+def changed_again(index: Index, part: int) -> None:
+    """Inserts ten filters, and changes some: one that the held merge has, which gets its id again, and a new one."""
+    index.insert_many(range(10 * part, 10 * part + 10), TEN)
+    index.remove(10 * part + 3)
+    if part < 16:
+        index.remove_many([10 * (part - 8) + 3, 10 * (part - 8) + 4])
+        index.insert_many([10 * (part - 8) + 4], [TEN[4]])

@@ -39,7 +39,7 @@ from shoal.errors import (
     ShoalError,
     SubscribeError,
 )
-from shoal.filters.events import decode_any_event, encode_event
+from shoal.filters.events import decode_matched_event, encode_event
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
 from shoal.logs import get_log
@@ -227,7 +227,7 @@ class Matching:
         """An event matches filters of this reader."""
         event = arrived.delivery
         matched = tuple(map(self._names.__getitem__, numbers))
-        attributes = decode_any_event(event.attributes)
+        attributes = decode_matched_event(event.attributes)
         self._items.append(
             Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)
         )

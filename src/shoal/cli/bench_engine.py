@@ -37,7 +37,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         parts=tuple(args.only or PARTS),
         filters=args.filters or defaults.filters,
         events=events,
-        timed=min(defaults.timed, events),
+        timed_s=min(defaults.timed_s, defaults.timed_s * events / defaults.events),
         added=min(defaults.added, max(events // 10, 10)),
         rounds=args.rounds or defaults.rounds,
     )

@@ -41,7 +41,7 @@ from shoal.runtime import TIMER_GRAIN_S
 ROLL_EVERY_S: Final = 0.5
 """How often all clients are told which instance is in force."""
 REPORT_EVERY_S: Final = 1.0
-WANTED_EVERY_S: Final = 0.25
+WANTED_EVERY_S: Final = 0.1
 """How often it is looked up how many operators are wanted."""
 RENEWALS: Final = 5
 """How often a lease is extended in the time for which it is given."""
@@ -188,10 +188,10 @@ class HeadShell:
     async def _report(self, director: Director) -> None:
         """Writes the counts down from time to time."""
         while True:
+            self._changed.clear()  # before the counts are read: a change during the write is written at once
             report = self._make_report(director)
             with contextlib.suppress(CoordinatorError):
                 await self._coordinator.put(report_key(self._engine), encode_report(report), fence=self._lease)
-            self._changed.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(REPORT_EVERY_S):
                     await self._changed.wait()

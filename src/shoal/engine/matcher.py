@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from shoal.engine.configuration import Configuration
+from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
 from shoal.engine.subscription_table import Owner, SubscriptionTable, owners
@@ -31,8 +32,25 @@ OLD_STATE_LAST: Final = rule("old_state_last", "State that arrives late does not
 FOUND_BYTES: Final = 16
 NUMBERS_MAX: Final = 4096
 """Filters that are named in one answer."""
-WINDOW: Final = 4
+WINDOW: Final = 8
 """Chunks of state that may be under way to one matcher."""
+TOGETHER: Final = 8192
+"""Filters that are inserted together, of those that come in many messages. Together they take less, and more at once
+would keep the process from anything else for too long."""
+
+
+class _Presentation:
+    """What a client has presented so far."""
+
+    __slots__ = ("filters", "numbers", "refused")
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        """Of all filters of this matcher."""
+        self.filters: list[tuple[int, bytes]] = []
+        """Those that are not inserted yet."""
+        self.refused: list[tuple[int, bytes]] = []
+        """Those that did not fit beside the filters that will end when all are presented."""
 
 
 class Matcher:
@@ -47,8 +65,8 @@ class Matcher:
         self._limits = limits
         self._rules = rules
         self.table = SubscriptionTable(limits)
-        self._presenting: dict[int, list[tuple[int, bytes]]] = {}
-        """By client: the first parts of the filters that it presents."""
+        self._presenting: dict[int, _Presentation] = {}
+        """By client."""
         self._next: Configuration | None = None
         self._sending: StateSender | None = None
         self._receiving: set[str] = set()
@@ -56,8 +74,10 @@ class Matcher:
         self._ended: set[tuple[int, int]] = set()
         self._renewed: set[int] = set()
         """Filters that ended, and clients that presented all their filters, while state is under way."""
-        self._early: list[State] = []
-        """State that came before the mark."""
+        self._states: list[State] = []
+        """State that is not inserted yet; some may have come before the mark."""
+        self._is_settling = False
+        """Whether all state is here, and the index is being merged."""
         self._trimming: int | None = None
         """The first filter that has not been looked at, while those of other matchers are dropped."""
         self.ready = configuration.number
@@ -76,7 +96,14 @@ class Matcher:
     @property
     def is_busy(self) -> bool:
         """Whether there is more to do than to wait for messages."""
-        return self._trimming is not None or (self._sending is not None and self._sending.is_busy)
+        return (
+            self._trimming is not None or (self._sending is not None and self._sending.is_busy) or self._states_are_due
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `work` must be called again soon, although nothing may happen before."""
+        return self._is_settling
 
     @property
     def _speaks(self) -> bool:
@@ -144,39 +171,72 @@ class Matcher:
 
     def _change_all(self, batch: Batch, body: Changes) -> None:
         said: list[tuple[int, FromEngine]] = []
+        together: dict[int, Change] = {}
         for change in body.changes:
-            said += [(change.client, item) for item in self._change(change)]
+            if change.client in together:
+                said += self._apply(together)
+                together = {}
+            together[change.client] = change
+        said += self._apply(together)
         if self._speaks:
             self._speak(batch, [], said)
         elif any(not isinstance(item, InForce) for _, item in said):
             self.failed = "a filter that the next configuration gives to this matcher does not fit"
 
-    def _change(self, change: Change) -> list[FromEngine]:
-        """Applies a change; returns what the client is told."""
-        client = change.client
-        mine = [one for one in change.added if self._is_mine(one[1])]
-        removed = change.removed
-        if change.presented:
-            mine = self._presenting.pop(client, []) + mine
-            if change.more:
-                self._presenting[client] = mine
-                return []
-            listed = {number for number, _ in mine}
-            removed = [number for number in self.table.numbers(client) if number not in listed]
-        if self._receiving:
-            self._ended.update((client, number) for number in removed)
+    def _apply(self, changes: dict[int, Change]) -> list[tuple[int, FromEngine]]:
+        """Applies a change of each of some clients; returns what they are told."""
+        added: dict[int, list[tuple[int, bytes]]] = {}
+        numbers: dict[int, list[int]] = {}
+        for client, change in changes.items():
+            mine = self._mine_of(change.added)
+            numbers[client] = [number for number, _ in mine]
+            removed = change.removed
             if change.presented:
-                self._renewed.add(client)
-        self.table.remove(client, removed)
-        refused = self.table.insert(client, mine)
-        numbers = self.table.present(client, [number for number, _ in mine])
-        parts = (numbers[first : first + NUMBERS_MAX] for first in range(0, len(numbers), NUMBERS_MAX))
-        return [*(InForce(change.conversation, part) for part in parts), *refused]
+                so_far = self._presenting.setdefault(client, _Presentation())
+                so_far.numbers += numbers[client]
+                so_far.filters += mine
+                if change.more:
+                    if len(so_far.filters) >= TOGETHER:
+                        added[client], so_far.filters = so_far.filters, []
+                    continue
+                del self._presenting[client]
+                mine, numbers[client] = so_far.refused + so_far.filters, so_far.numbers
+                listed = set(so_far.numbers)
+                removed = [number for number in self.table.numbers(client) if number not in listed]
+            if self._receiving:
+                self._ended.update((client, number) for number in removed)
+                if change.presented:
+                    self._renewed.add(client)
+            self.table.remove(client, removed)
+            added[client] = mine
+        refused = self.table.insert_many(added)
+        said: list[tuple[int, FromEngine]] = []
+        for client, change in changes.items():
+            if change.more:
+                names = {one.number for one in refused.get(client, ())}
+                self._presenting[client].refused += [one for one in added.get(client, ()) if one[0] in names]
+                continue
+            here = self.table.present(client, numbers[client])
+            parts = (here[first : first + NUMBERS_MAX] for first in range(0, len(here), NUMBERS_MAX))
+            said += [(client, InForce(change.conversation, part)) for part in parts]
+            said += [(client, one) for one in refused.get(client, ())]
+        return said
 
-    def _is_mine(self, wire: bytes) -> bool:
-        if self._configuration.owner(wire) == self._name:
-            return True
-        return self._next is not None and CHANGE_TO_BOTH in self._rules and self._next.owner(wire) == self._name
+    def _mine_of(self, filters: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
+        """Those of some filters that this matcher has now, or with the next configuration."""
+        following = self._next if CHANGE_TO_BOTH in self._rules else None
+        if self._configuration.matchers == (self._name,):
+            return filters
+        mine = self._is_mine(np.fromiter((checksum(wire) for _, wire in filters), np.uint64, len(filters)), following)
+        return [filters[at] for at in np.flatnonzero(mine).tolist()]
+
+    def _is_mine(self, checksums: npt.NDArray[np.uint64], following: Configuration | None) -> npt.NDArray[np.bool_]:
+        """Which filters the present configuration, or the following one, gives to this matcher."""
+        mine = np.zeros(len(checksums), bool)
+        for configuration in (self._configuration, following):
+            if configuration is not None and self._name in configuration.matchers:
+                mine |= owners(configuration, checksums) == configuration.matchers.index(self._name)
+        return mine
 
     # A change of configuration
 
@@ -194,16 +254,14 @@ class Matcher:
                     *(self._name, self._instance, self.table, self._configuration, self._next),
                     self._limits.engine_slice_filters_max,
                 )
-            early, self._early = self._early, []
-            for state in early:
-                self._insert(state)
             self._look_whether_ready()
         elif self._next is not None:
             if self._configuration.matchers != self._next.matchers:
                 self._trimming = 0
             self._configuration = mark.configuration
             self._next = self._sending = None
-            self._receiving, self._early = set(), []
+            self._receiving, self._is_settling = set(), False
+            self._states = [one for one in self._states if one.configuration > self._configuration.number]
             self._ended, self._renewed = set(), set()
 
     def received(self, message: State | StateAck) -> None:
@@ -211,36 +269,51 @@ class Matcher:
         if isinstance(message, StateAck):
             if self._sending is not None and message.configuration == self._sending.number:
                 self._sending.acknowledged(message.receiver, message.chunk)
-        elif self._next is not None and message.configuration == self._next.number:
-            self._insert(message)
-            self._look_whether_ready()
         elif message.configuration > self._configuration.number:
-            self._early.append(message)
+            self._states.append(message)
+            ack = StateAck(self._instance, message.configuration, self._name, message.chunk)
+            self.out.append((message.sender, ack))
 
-    def _insert(self, state: State) -> None:
+    @property
+    def _states_are_due(self) -> bool:
+        """Whether there is enough state of the next configuration to insert, or all that was awaited."""
+        if not self._states or self._next is None:
+            return False
+        states = [state for state in self._states if state.configuration == self._next.number]
+        is_last = self._receiving <= {state.sender for state in states if state.last}
+        return bool(states) and (is_last or sum(len(state.rows) for state in states) >= TOGETHER)
+
+    def _insert_states(self, number: int) -> None:
+        states = [state for state in self._states if state.configuration == number]
+        self._states = [state for state in self._states if state.configuration > number]
         by_client: dict[int, list[tuple[int, bytes]]] = {}
-        for client, number, wire in state.rows:
-            ended = client in self._renewed or (client, number) in self._ended
-            if not ended or OLD_STATE_LAST not in self._rules:
-                by_client.setdefault(client, []).append((number, wire))
-        for client, filters in by_client.items():
-            if self.table.insert(client, filters):
-                self.failed = "a filter that the next configuration gives to this matcher does not fit"
-        if state.last:
-            self._receiving.discard(state.sender)
-        self.out.append((state.sender, StateAck(self._instance, state.configuration, self._name, state.chunk)))
+        for state in states:
+            for client, number, wire in state.rows:
+                ended = client in self._renewed or (client, number) in self._ended
+                if not ended or OLD_STATE_LAST not in self._rules:
+                    by_client.setdefault(client, []).append((number, wire))
+            if state.last:
+                self._receiving.discard(state.sender)
+        if any(self.table.insert_many(by_client).values()):
+            self.failed = "a filter that the next configuration gives to this matcher does not fit"
+        self._look_whether_ready()
 
     def _look_whether_ready(self) -> None:
         if self._next is not None and not self._receiving:
-            if not self._speaks:  # one that matches events must not pause
-                self.table.settle()
-            self.ready = self._next.number
-            self._ended, self._renewed = set(), set()
+            # One that matches events must not pause, and needs not be settled.
+            self._is_settling = not self._speaks and not self.table.settle_soon()
+            if not self._is_settling:
+                self.ready = self._next.number
+                self._ended, self._renewed = set(), set()
 
     def work(self) -> None:
-        """Does a slice of what takes long: sends state, and drops filters that other matchers have now."""
+        """Does a slice of what takes long: sends and inserts state, and drops filters that other matchers have now."""
         if self._trimming is not None:
             self._trim(self._trimming)
+        elif self._next is not None and self._states_are_due:
+            self._insert_states(self._next.number)
+        elif self._is_settling:
+            self._look_whether_ready()
         elif self._sending is not None:
             self.out += self._sending.send()
 
@@ -248,10 +321,7 @@ class Matcher:
         last = first + self._limits.engine_slice_filters_max
         self._trimming = last if last < self.table.size else None
         rows = self.table.rows(first, last)
-        mine = np.zeros(len(rows.wires), bool)
-        for configuration in (self._configuration, self._next):
-            if configuration is not None and self._name in configuration.matchers:
-                mine |= owners(configuration, rows.checksums) == configuration.matchers.index(self._name)
+        mine = self._is_mine(rows.checksums, self._next)
         foreign: dict[int, list[int]] = {}
         for at in np.flatnonzero(~mine).tolist():
             foreign.setdefault(rows.clients[at], []).append(rows.numbers[at])

@@ -186,7 +186,7 @@ class MemberShell:
             if self._turn():
                 await asyncio.sleep(0)
                 continue
-            waits = self._outbox is not None and len(self._outbox)
+            waits = bool(self._outbox) or (self.operators is not None and self.operators.is_waiting)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.01 if waits else 0.1 + TIMER_GRAIN_S):
                     await self._awake.wait()

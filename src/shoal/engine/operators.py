@@ -156,6 +156,11 @@ class Operators:
         return bool(self._own) or has_news or (self.matcher is not None and self.matcher.is_busy)
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether there may be something to do soon that nothing announces."""
+        return self.matcher is not None and self.matcher.is_waiting
+
+    @property
     def progress(self) -> tuple[int, int, int, bool]:
         """What the head waits for: configurations that are ready, drained and prepared here; and whether the roll is
         over."""
@@ -302,7 +307,7 @@ class Operators:
                 self._take_letters(point, now)
             meter.lap(ACCESS)
         self._hear_own()
-        if self.matcher is not None and self.matcher.is_busy:
+        if self.matcher is not None and (self.matcher.is_busy or self.matcher.is_waiting):
             self.matcher.work()
             self._route()
             meter.lap(MATCHING)

@@ -6,7 +6,7 @@ the client's own numbers. The table keeps the filters in their wire form too, be
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -26,8 +26,12 @@ from shoal.limits import Limits
 
 NO_ATTRIBUTES: Final = b"\x80"
 """An event without attributes."""
-FEW: Final = 32
+FEW: Final = 128
 """So many filters are inserted and removed one by one. More are a segment of the index of their own, at first."""
+SETTLED_AT_ONCE: Final = 10_000
+"""So many filters are merged in some milliseconds."""
+PARTS_FEW: Final = 4
+"""Parts of the index that are not worth waiting for: while filters come and go there may always be more than one."""
 PARTS_WORTH_A_FILTER: Final = 8
 """An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
 
@@ -159,47 +163,62 @@ class SubscriptionTable:
 
     def insert(self, client: int, filters: Sequence[tuple[int, bytes]]) -> list[Refused]:
         """Inserts those filters of a client that are not here; returns those that are refused."""
-        if not filters:
-            return []
-        seat = self._seat(client)
+        return self.insert_many({client: filters}).get(client, [])
+
+    def insert_many(self, filters: Mapping[int, Sequence[tuple[int, bytes]]]) -> dict[int, list[Refused]]:
+        """Inserts those filters that are not here, by client; returns those that are refused. All of them come into the
+        index together: that takes less than client by client."""
+        refused: dict[int, list[Refused]] = {}
+        new: list[tuple[int, int, list[tuple[int, bytes]]]] = []
+        total = 0
+        for client, some in filters.items():
+            if some:
+                seat = self._seat(client)
+                fitting, refused[client] = self._fitting(seat, some, total)
+                new.append((client, seat, fitting))
+                total += len(fitting)
+        try:
+            self._insert_all([(seat, some) for _, seat, some in new])
+        except FilterError:  # nothing was inserted
+            for client, seat, some in new:
+                for one in some:
+                    try:
+                        self._insert_all([(seat, [one])])
+                    except FilterError as error:
+                        refused[client].append(Refused(one[0], str(error)))
+        for client, seat, _ in new:
+            self._leave_if_empty(client, seat)
+        return refused
+
+    def _fitting(
+        self, seat: int, filters: Sequence[tuple[int, bytes]], before: int
+    ) -> tuple[list[tuple[int, bytes]], list[Refused]]:
+        """Those filters of a client that are not here and have room, after some others; and those that are refused."""
         given = dict(filters)
         refused = [Refused(number, "its number is too large") for number in given if not is_number(number)]
         for one in refused:
             del given[one.number]
         here = self._numbers.find(seat, as_numbers(given)).tolist()
         new = [one for one, id in zip(given.items(), here, strict=True) if id < 0]
-        refused += self._insert(seat, new)
-        self._leave_if_empty(client, seat)
-        return refused
-
-    def _insert(self, seat: int, new: list[tuple[int, bytes]]) -> list[Refused]:
-        refused: list[Refused] = []
         limits = self._limits
         rooms = {
             "engine_client_filters_max": limits.engine_client_filters_max - int(self._filters_of[seat]),
-            "engine_filters_max": limits.engine_filters_max - len(self),
+            "engine_filters_max": limits.engine_filters_max - len(self) - before,
         }
         least = min(rooms, key=lambda name: rooms[name])
         room = max(rooms[least], 0)
         if len(new) > room:
             reason = f"the engine has no room for it: {least} is {getattr(limits, least)}"
             refused += [Refused(number, reason) for number, _ in new[room:]]
-            new = new[:room]
-        if not new:
-            return refused
-        try:
-            self._insert_all(seat, new)
-        except FilterError as error:
-            if len(new) == 1:
-                return [*refused, Refused(new[0][0], str(error))]
-            for one in new:
-                refused += self._insert(seat, [one])
-        return refused
+        return new[:room], refused
 
-    def _insert_all(self, seat: int, new: list[tuple[int, bytes]]) -> None:
-        wires = [wire for _, wire in new]
-        used_again = min(self._free_count, len(new))
-        fresh = np.arange(self._size, self._size + len(new) - used_again)
+    def _insert_all(self, new: Sequence[tuple[int, list[tuple[int, bytes]]]]) -> None:
+        """Inserts all filters, by seat, or none."""
+        wires = [wire for _, some in new for _, wire in some]
+        if not wires:
+            return
+        used_again = min(self._free_count, len(wires))
+        fresh = np.arange(self._size, self._size + len(wires) - used_again)
         ids = np.concatenate([self._free[self._free_count - used_again : self._free_count], fresh])
         if len(wires) <= FEW:
             self._insert_few(ids.tolist(), wires)
@@ -211,10 +230,13 @@ class SubscriptionTable:
         self._numbers.make_room(self._size, len(self._client_of))
         self._arena.make_room(self._size)
         self._checksum_of = widened(self._checksum_of, self._size)
-        self._numbers.add(seat, ids, as_numbers(number for number, _ in new))
         self._arena.put(ids, wires)
         self._checksum_of[ids] = np.fromiter(map(checksum, wires), np.uint32, len(wires))
-        self._filters_of[seat] += len(ids)
+        first = 0
+        for seat, some in new:
+            self._numbers.add(seat, ids[first : first + len(some)], as_numbers(number for number, _ in some))
+            self._filters_of[seat] += len(some)
+            first += len(some)
 
     def _insert_few(self, ids: list[int], wires: list[bytes]) -> None:
         """Inserts all of some filters into the index, or none."""
@@ -230,6 +252,16 @@ class SubscriptionTable:
         """Does now what the first match after many changes would do."""
         self._index.settle()
         self._index.match_many(wire_table([NO_ATTRIBUTES]))
+
+    def settle_soon(self) -> bool:
+        """The same, but what takes long is done in the background: then it is False, and the caller asks again."""
+        if len(self) > SETTLED_AT_ONCE and self._index.parts > PARTS_FEW:
+            self._index.begin_settling()
+            return False
+        if len(self) <= SETTLED_AT_ONCE:
+            self._index.settle()
+        self._index.match_many(wire_table([NO_ATTRIBUTES]))
+        return True
 
     # Seats
 

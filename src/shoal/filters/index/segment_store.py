@@ -64,7 +64,8 @@ from shoal.wire.raw_bytes import announce_compilations
 FAN_IN: Final = 8
 """Segments of similar size that are merged into one."""
 SEGMENTS_MAX: Final = 48
-"""With this many segments, changes wait for the background merge."""
+"""With this many segments, a change merges the `FAN_IN` smallest itself, unless they are in the background merge: it
+waits for nothing."""
 _WORDS_PER_RECORD: Final = 24
 """Expected words per record when a table of filters is encoded."""
 _RESULT_SLACK: Final = 1.1
@@ -154,7 +155,7 @@ class SegmentStore:
       of it.
     - Changes take `_lock`, so there is one at a time. Each ends with `_refresh`, which replaces the view.
     - A merge runs in a thread of its own, without the interpreter lock, and reads only arrays that are never written
-      again. Its result comes in by one assignment, under the lock.
+      again. Its result comes in by one assignment, under the lock. No change waits for it.
     - Slices that were handed out stay valid, because they are views of immutable segments.
     """
 
@@ -172,6 +173,8 @@ class SegmentStore:
         self._merged = threading.Condition(self._lock)
         """Notified when a merge has ended."""
         self._merge: threading.Thread | None = None
+        self._merging: tuple[Segment, ...] = ()
+        """What the merge that runs replaces."""
         self._removed: list[int] | None = None
         """Ids that were removed while a merge runs; None if none runs."""
         self._failure: Exception | None = None
@@ -474,11 +477,14 @@ class SegmentStore:
         return len(self._segments) <= 1 and not any(segment.dead_count for segment in self._segments)
 
     def _consider_merging(self) -> None:
-        """Starts a background merge if one is due and none runs. Waits for the running one if there are too many
-        segments."""
-        while self._merge is not None and len(self._segments) >= SEGMENTS_MAX:
-            self._merged.wait()
+        """Starts a background merge if one is due and none runs. If one runs and there are too many segments, merges
+        the smallest of the others here."""
         self._start_due()
+        if len(self._segments) >= SEGMENTS_MAX:
+            others = [segment for segment in self._segments if segment not in self._merging]
+            smallest = sorted(others, key=lambda segment: segment.positions)[:FAN_IN]
+            if len(smallest) == FAN_IN:
+                self._replace(smallest, self._merged_of(smallest, [each.dead_positions() for each in smallest]))
 
     def _start_due(self) -> None:
         """Starts the merge that is due, if none runs and no thread settles: `settle` starts the next merge itself."""
@@ -505,13 +511,15 @@ class SegmentStore:
         dead = [segment.dead_positions() for segment in segments]
         merge = threading.Thread(target=self._merge_now, args=(segments, dead, full_merge), name="shoal-merge")
         merge.start()
-        self._merge, self._removed = merge, []
+        self._merge, self._merging, self._removed = merge, segments, []
 
     def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]], full_merge: int) -> None:
         try:
-            live = live_records(segments, dead)
-            merged = (self._build(live),) if len(live.ids) else ()
+            merged = self._merged_of(segments, dead)
             with self._lock:
+                removed = np.unique(np.array(self._removed or [], np.uint32))
+                for segment in merged:
+                    segment.mark_dead(removed)
                 self._replace(segments, merged)
                 self._full_merges_done = max(self._full_merges_done, full_merge)
                 self._end_merge(None)
@@ -521,11 +529,13 @@ class SegmentStore:
             with self._lock:
                 self._end_merge(error)
 
-    def _replace(self, segments: tuple[Segment, ...], merged: tuple[Segment, ...]) -> None:
-        """Replaces segments by their merge, without the ids that were removed while it ran."""
-        removed = np.unique(np.array(self._removed or [], np.uint32))
-        for segment in merged:
-            segment.mark_dead(removed)
+    def _merged_of(self, segments: Sequence[Segment], dead: list[npt.NDArray[np.uint32]]) -> tuple[Segment, ...]:
+        """One segment with what is live in some; none if nothing is."""
+        live = live_records(segments, dead)
+        return (self._build(live),) if len(live.ids) else ()
+
+    def _replace(self, segments: Sequence[Segment], merged: tuple[Segment, ...]) -> None:
+        """Replaces segments by their merge."""
         first = self._segments.index(segments[0])
         others = [segment for segment in self._segments if segment not in segments]
         self._segments = (*others[:first], *merged, *others[first:])
@@ -533,7 +543,7 @@ class SegmentStore:
 
     def _end_merge(self, failure: Exception | None) -> None:
         """Records that no merge runs, and wakes the threads that wait for it."""
-        self._merge, self._removed = None, None
+        self._merge, self._merging, self._removed = None, (), None
         self._failure = failure or self._failure
         self._merged.notify_all()
 
@@ -541,7 +551,7 @@ class SegmentStore:
         """In a child process only the forking thread exists: a merge that ran in the parent is forgotten."""
         self._lock = threading.RLock()
         self._merged = threading.Condition(self._lock)
-        self._merge, self._removed, self._settling = None, None, 0
+        self._merge, self._merging, self._removed, self._settling = None, (), None, 0
 
     # State transfer
 

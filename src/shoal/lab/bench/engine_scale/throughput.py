@@ -11,19 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.config import environment_of
 from shoal.coordination.interface import Coordinator
 from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
@@ -35,7 +31,6 @@ from shoal.lab.bench.engine_scale.projection import EXITS, MATCHERS, CpuByOperat
 from shoal.lab.bench.engine_scale.worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
 from shoal.lab.harness import LoadError, LoadProcess, Ready
 from shoal.lab.machine import process_cpu_s
-from shoal.limits import DEFAULT_LIMITS
 from shoal.runtime import PRODUCTION
 
 PROCESSES: Final = 3
@@ -53,16 +48,6 @@ TRIAL: Final = 400
 """Events of the run that tells how many are emitted in the others."""
 EVENTS_MAX: Final = 60_000
 WORKER: Final = "shoal.lab.bench.engine_scale.worker"
-LIMITS: Final = msgspec.structs.replace(
-    DEFAULT_LIMITS,
-    engine_roll_s_max=120.0,
-    engine_lease_s=20.0,
-    engine_member_silent_s=20.0,
-    engine_join_s_max=60.0,
-    engine_client_grace_s=60.0,
-)
-"""A million filters are presented again when exit points change, by clients that share the cores with everything else.
-Nothing is matched before they are, and no process is taken for dead because it is busy."""
 
 
 class Layout(NamedTuple):
@@ -150,7 +135,6 @@ class EngineBed:
     async def open(cls, note: Callable[[str], None]) -> AsyncIterator[EngineBed]:
         """A new bed."""
         async with contextlib.AsyncExitStack() as stack:
-            stack.enter_context(_environment())
             cluster = await stack.enter_async_context(LocalCluster(1, engine=True, tls=False))
             for number in range(2, PROCESSES + 1):
                 await cluster.fleet.start_engine(number)
@@ -325,18 +309,6 @@ async def _point(
         median(rate for rate, _ in others),
         median(cpu for _, cpu in others),
     )
-
-
-@contextlib.contextmanager
-def _environment() -> Iterator[None]:
-    """The limits as settings of the engine's processes."""
-    before = dict(os.environ)
-    os.environ.update(environment_of(limits=LIMITS))
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _engines(bed: EngineBed) -> list[Any]:
