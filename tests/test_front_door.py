@@ -177,7 +177,13 @@ def test_loops_are_compiled_and_tests_collected_once_before_the_workers_start(ne
     assert door.run("test", "-m", "core").returncode == 0
     *before, last = calls.read_text().splitlines()
     assert last.startswith("-m pytest -n")
-    for work in ("loop_builder", "engine.warm_up", "balance.warm_up", "-m pytest --collect-only --quiet"):
+    for work in (
+        "loop_builder",
+        "engine.warm_up",
+        "filters.index.warm_up",
+        "balance.warm_up",
+        "-m pytest --collect-only --quiet",
+    ):
         assert any(work in line for line in before), work
     assert door.run("test", "-m", "core").returncode == 0
     assert len(calls.read_text().splitlines()) == len(before) + 2, "once"

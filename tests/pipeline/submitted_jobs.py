@@ -16,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from tests.pipeline.bulk_jobs import run_bulk_jobs
 
@@ -23,6 +24,7 @@ import pyspark_shoal
 import shoal
 from shoal.balance.settings import BalanceSettings
 from shoal.history.server_reader import Login
+from shoal.lab.soak.pipeline_driver import RESTARTS_MAX, TOO_SLOW
 from shoal.load.window import LoadWindow
 from shoal.pipeline.archive.job import ArchiveJob, on_spark
 from shoal.pipeline.load_job import LoadJob, run_once
@@ -37,7 +39,13 @@ def main(servers: str, directory: str, *command: str) -> None:
 
     job = LoadJob(Path(directory), {"servers": servers, "partitionsPerServer": "2"}, BalanceSettings())
     spark = SparkSession.builder.getOrCreate()
-    run_once(spark, job, take)
+    for _ in range(RESTARTS_MAX):
+        try:
+            run_once(spark, job, take)
+            break
+        except StreamingQueryException as error:  # on a busy machine a Python process may start slowly
+            if TOO_SLOW not in str(error):
+                raise
     with ArchiveJob(Path(directory) / "archive", Login(None, None), 10) as archive:
         while archive.batch(listed_servers(servers), on_spark(spark)) is not None:
             pass

@@ -40,7 +40,8 @@ def bulk(tmp_path_factory: pytest.TempPathFactory) -> object:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, bulk: object) -> Path:
-    """The wheel, unpacked as pip does it, with the loops that `bulk` has compiled: to compile them takes a minute."""
+    """The wheel, unpacked as pip does it, with what is compiled: the loops of `bulk` take a minute, and Spark gives a
+    Python process 10 s to start."""
     directory = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -48,11 +49,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory, bulk: object) -> Path:
     (wheel,) = directory.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(packages)
     for module in packages.rglob("*.py"):
-        shutil.copystat(SOURCE / module.relative_to(packages), module)  # loops belong to a file of a certain age
-    for loop in SOURCE.rglob("*.nb[ic]"):
-        copy = packages / loop.relative_to(SOURCE)
-        copy.parent.mkdir(exist_ok=True)
-        shutil.copy2(loop, copy)
+        shutil.copystat(
+            SOURCE / module.relative_to(packages), module
+        )  # what is compiled belongs to a file of a certain age
+    for cache in SOURCE.rglob("__pycache__"):
+        shutil.copytree(cache, packages / cache.relative_to(SOURCE), dirs_exist_ok=True)
     return packages
 
 

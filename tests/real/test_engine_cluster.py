@@ -126,14 +126,6 @@ async def _emit_until_cancelled(bus: shoal.Bus) -> int:
         return number
 
 
-async def test_without_an_engine_status_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = tmp_path / "state"
-    async with LocalCluster(1, state) as cluster, shoal.connect(cluster.url):
-        status, out, _ = await run_command(capsys, "engine", "status", "--state-dir", str(state))
-        assert status == 1
-        assert "shoal up --engine" in out
-
-
 async def test_the_first_match_starts_the_engine() -> None:
     async with LocalCluster(2, engine_when_asked=True) as cluster:
         async with shoal.connect(cluster.url) as bus, bus.subscribe("a") as messages:
@@ -147,20 +139,25 @@ async def test_the_first_match_starts_the_engine() -> None:
         assert [child.name for child in cluster.status().processes if child.kind == "engine"] == ["engine-main-1"]
 
 
-async def test_a_cluster_without_an_engine_says_so() -> None:
+async def test_without_an_engine_clients_and_status_say_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     limits = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=2.0)
-    async with LocalCluster(1) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
+    state = tmp_path / "state"
+    async with LocalCluster(1, state) as cluster, shoal.connect(cluster.url, limits=limits) as bus:
         with pytest.raises(shoal.errors.EngineUnavailableError, match="--no-engine"):
             await bus.match("a > 0").open()
+        status, out, _ = await run_command(capsys, "engine", "status", "--state-dir", str(state))
+        assert status == 1
+        assert "shoal up --engine" in out
 
 
-async def test_the_city_of_the_example_measures_and_alerts() -> None:
-    async with LocalCluster(1, engine=True) as cluster:
-        example = Path(__file__).parents[2] / "examples" / "air_quality.py"
-        words = ["--headless", "--seconds", "1", "--residents", "4", "--stations", "5", "--url", cluster.url]
-        ran = await asyncio.to_thread(
-            subprocess.run, [sys.executable, str(example), *words], capture_output=True, text=True, timeout=WAIT_S
-        )
+async def test_the_city_of_the_example_measures_and_alerts(url: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "air_quality.py"
+    words = ["--headless", "--seconds", "1", "--residents", "4", "--stations", "5", "--url", url]
+    ran = await asyncio.to_thread(
+        subprocess.run, [sys.executable, str(example), *words], capture_output=True, text=True, timeout=WAIT_S
+    )
     assert ran.stderr == ""
     found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)
     assert found is not None

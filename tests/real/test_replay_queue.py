@@ -20,7 +20,9 @@ from shoal.pipeline.archive.job import ArchiveJob, run_here
 from shoal.pipeline.replay import CHECKPOINT_FILE
 from shoal.plan.ring import ServerAddress
 
-MESSAGES = 2000
+MESSAGES = 800
+ROOM = 300
+"""So many messages fit into the queue at once."""
 KEYS = 7
 
 
@@ -43,7 +45,7 @@ async def test_a_killed_replay_fills_the_queue_once_and_in_order(
 
     async with ClusterQueues(admin_url) as queues:
         # Room for a part: the replay waits for it in the middle, where it is killed.
-        await queues.create("replayed", shards=4, messages_max=700)
+        await queues.create("replayed", shards=4, messages_max=ROOM)
         where = ("--archive", str(tmp_path / "archive"), "--channel", channel, "--url", url)
         target = ("--queue", "replayed", "--key", "customer", "--checkpoint", str(tmp_path / "c"))
         words = ("pipeline", "replay", "--speed", "max", *where, *target)
@@ -61,11 +63,11 @@ async def test_a_killed_replay_fills_the_queue_once_and_in_order(
 
             first = await start_process(*words)
             async with asyncio.timeout(PROCESS_S):
-                while (await queue.stats()).messages < 700:  # noqa: ASYNC110  # the store sets no event
+                while (await queue.stats()).messages < ROOM:  # noqa: ASYNC110  # the store sets no event
                     await asyncio.sleep(0.05)
             first.kill()
             assert await first.wait() == -9
-            assert (await queue.stats()).messages == 700
+            assert (await queue.stats()).messages == ROOM
 
             second = asyncio.create_task(run_json_process(*words))
             await asyncio.wait_for(take(MESSAGES), PROCESS_S)

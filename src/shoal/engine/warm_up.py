@@ -7,7 +7,8 @@ from shoal.filters.index import warm_up as index
 
 
 def warm_up() -> None:
-    """Uses every kernel once. The first time on a machine it takes a minute."""
-    index.warm_up()
+    """Uses every kernel once. The first time on a machine it takes a minute. Events are never Arrow batches here, so
+    Arrow is not imported."""
+    index.warm_up(columns=False)
     seat_groups.warm_up()
     filter_numbers.warm_up()

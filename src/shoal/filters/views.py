@@ -35,6 +35,7 @@ IPV4_BITS: Final = 32
 IPV6_BITS: Final = 128
 _CASED_MAX: Final = 0x20000
 """No code point from here on has case."""
+_BLOCK: Final = 256
 _FAMILIES: Final = {4: "0", 6: "1"}
 """The first bit of an address."""
 
@@ -55,7 +56,16 @@ def value_of(event: Event, name: str) -> Any:
 @cache
 def folds() -> Mapping[int, int]:
     """The characters that fold to another one, by code point."""
-    return {code: to for code in range(_CASED_MAX) if (to := ord(_folded(chr(code)))) != code}
+    changed = (
+        code for block in range(0, _CASED_MAX, _BLOCK) if _has_case(block) for code in range(block, block + _BLOCK)
+    )
+    return {code: to for code in changed if (to := ord(_folded(chr(code)))) != code}
+
+
+def _has_case(block: int) -> bool:
+    """Whether any of these characters folds. Most blocks have none, and to look at all characters takes long."""
+    text = "".join(map(chr, range(block, block + _BLOCK)))
+    return not text == text.casefold() == text.lower()
 
 
 def fold(text: str) -> str:

@@ -11,6 +11,7 @@ from msgspec.msgpack import encode
 
 from shoal.filters import parse
 from shoal.lab.air_quality import AirQuality
+from shoal.lab.bench.engine_scale import operator_cpu
 from shoal.lab.bench.engine_scale.figures import result
 from shoal.lab.bench.engine_scale.load import AIR, HARD, NAMES, EngineLoad, air_filter, make_load
 from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
@@ -93,14 +94,21 @@ def test_a_load_says_what_its_events_match(name: str, tmp_path: Path) -> None:
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadResult]:
     """Real CPU of the operators, with few filters; the rates of processes are made up."""
     found: dict[str, LoadResult] = {}
-    for name in NAMES:
-        load = make_load(name, (200, 1000), tmp_path_factory.mktemp(name))
-        cores = {size: OperatorCpu(load, size, max(MATCHERS), EXITS) for size in (200, 1000)}
-        run = Run(5000.0, 30.0, 90.0, {})
-        points = [Point(name, size, one.name, 5.0, 3.0, run, 8000.0, 20.0) for size in cores for one in LAYOUTS]
-        processes = {"access_point": 5.0, "matcher": 10.0, "exit_point": 4.0}
-        found[name] = LoadResult(points, cores, dict.fromkeys(cores, processes), 200.0, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operator_cpu, "EVENTS", {True: 512, False: 512})
+        patch.setattr(operator_cpu, "REPEATED", 1)
+        for name in NAMES:
+            found[name] = loaded_with(name, tmp_path_factory.mktemp(name))
     return found
+
+
+def loaded_with(name: str, directory: Path) -> LoadResult:
+    load = make_load(name, (200, 1000), directory)
+    cores = {size: OperatorCpu(load, size, max(MATCHERS), EXITS) for size in (200, 1000)}
+    run = Run(5000.0, 30.0, 90.0, {})
+    points = [Point(name, size, one.name, 5.0, 3.0, run, 8000.0, 20.0) for size in cores for one in LAYOUTS]
+    processes = {"access_point": 5.0, "matcher": 10.0, "exit_point": 4.0}
+    return LoadResult(points, cores, dict.fromkeys(cores, processes), 200.0, 0)
 
 
 def test_the_cores_of_all_configurations_are_measured(loaded: dict[str, LoadResult]) -> None:

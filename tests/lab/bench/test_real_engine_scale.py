@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal.engine.warm_up import warm_up
+from shoal.lab.bench.engine_scale import operator_cpu, throughput
 from shoal.lab.bench.engine_scale.load import AIR
 from shoal.lab.bench.engine_scale.throughput import LAYOUTS, measure
 
 SIZE = 400
 
 
-async def test_all_layouts_are_measured() -> None:
+async def test_all_layouts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operator_cpu, "EVENTS", {True: 512, False: 512})
+    monkeypatch.setattr(operator_cpu, "REPEATED", 1)
+    monkeypatch.setattr(throughput, "RUN_S", 0.3)
+    monkeypatch.setattr(throughput, "TRIAL", 200)
     warm_up()
     notes: list[str] = []
     found = await measure(AIR, (SIZE,), 1, notes.append)

@@ -12,7 +12,7 @@ from shoal.leader.record_watch import RecordWatch
 pytestmark = pytest.mark.xdist_group("sim_balancer")
 
 CATCHING: dict[str, int] = {
-    "fence": 3,
+    "fence": 9,
     "drained": 1,
     "one_at_a_time": 4,
     "basis": 2,

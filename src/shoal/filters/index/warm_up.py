@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-import pyarrow as pa
 
-from shoal.filters.index import Index, batch_table, filter_table
+from shoal.filters.index import Index, WireTable, batch_table, event_table, filter_table
 from shoal.filters.language import parse
 from shoal.filters.values import Event
 
@@ -31,8 +30,8 @@ _ROUNDS: Final = 100
 _EVENT: Final[Event] = {"a": 1, "b": 2, "c": 3.5, "name": "n1"}
 
 
-def warm_up() -> None:
-    """Fills an index, changes it, matches with it, and discards it."""
+def warm_up(columns: bool = True) -> None:
+    """Fills an index, changes it, matches with it, and discards it. `columns`: events come as Arrow batches too."""
     filters = [parse(text.format(number)) for number in range(_ROUNDS) for text in _FILTERS]
     index = Index()
     index.insert_many(np.arange(len(filters), dtype=np.uint32), filter_table(filters))
@@ -48,7 +47,13 @@ def warm_up() -> None:
         path = Path(directory) / "filters.index"
         index.settle()
         index.save(path)
-        table = batch_table(pa.RecordBatch.from_pylist([_EVENT, _EVENT]))
+        table = _column_table() if columns else event_table([_EVENT, _EVENT])
         for each in (index, Index.open(path)):
             each.match_many(table)
             each.count_many(table)
+
+
+def _column_table() -> WireTable:
+    import pyarrow as pa
+
+    return batch_table(pa.RecordBatch.from_pylist([_EVENT, _EVENT]))

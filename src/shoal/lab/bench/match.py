@@ -121,13 +121,16 @@ def frozen_heap() -> Iterator[None]:
     """Keeps Python's garbage collector from walking existing objects.
 
     These are the filters that the measurement keeps for later. An application that fills an index does not keep them.
+    A heap that was frozen before stays frozen.
     """
+    was_frozen = gc.get_freeze_count() > 0
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not was_frozen:
+            gc.unfreeze()
 
 
 def warm_up(filters: list[Filter], wire: EncodedEvents) -> None:

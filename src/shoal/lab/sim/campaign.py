@@ -170,12 +170,13 @@ def _chunks(protocol: Protocol, seeds: range, broken_rule: str | None, workers: 
     chunks = [seeds[start : start + CHUNK_SEEDS] for start in range(0, len(seeds), CHUNK_SEEDS)]
     workers = min(workers or os.cpu_count() or 1, len(chunks))
     if workers <= 1:
-        threshold = gc.get_threshold()
+        threshold, was_frozen = gc.get_threshold(), gc.get_freeze_count() > 0
         _prepare_worker()
         try:
             yield from (_run_chunk(protocol, chunk, broken_rule) for chunk in chunks)
         finally:
-            gc.unfreeze()
+            if not was_frozen:
+                gc.unfreeze()
             gc.set_threshold(*threshold)
         return
     with ProcessPoolExecutor(workers, initializer=_prepare_worker) as pool:

@@ -14,6 +14,7 @@ from statistics import median
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.exit_point import ExitPoint
@@ -90,7 +91,11 @@ class OperatorCpu:
         """The cost of the first exit point, if the matchers together find this."""
         name = configuration.exits[0]
         own = [[one for one in each if configuration.exit_of(one[1]) == name] for each in found]
-        parts = [self._parts(configuration, batch.number, each) for batch, each in zip(self._batches, own, strict=True)]
+        by_filter = owners(configuration, self._checksums)
+        parts = [
+            _parts(configuration.matchers, by_filter, batch.number, each)
+            for batch, each in zip(self._batches, own, strict=True)
+        ]
         encoded = [encode(batch) for batch in self._batches]
         costs = []
         for _ in range(REPEATED):
@@ -113,16 +118,18 @@ class OperatorCpu:
             exit_point.settled()
         return (time.thread_time_ns() - began) / 1000 / self._count
 
-    def _parts(self, configuration: Configuration, number: int, found: list[Found]) -> list[bytes]:
-        """What each matcher says of a batch."""
-        matchers = configuration.matchers
-        shares: list[list[Found]] = [[] for _ in matchers]
-        for place, client, packed in found:
-            numbers = np.array(unpack(packed))
-            by_matcher = owners(configuration, self._checksums[numbers])
-            for at in np.unique(by_matcher).tolist():
-                shares[at].append((place, client, pack(numbers[by_matcher == at].tolist())))
-        return [encode(Part(1, HEAD, number, name, share, [])) for name, share in zip(matchers, shares, strict=True)]
+
+def _parts(
+    matchers: Sequence[str], by_filter: npt.NDArray[np.int64], number: int, found: Iterable[Found]
+) -> list[bytes]:
+    """What each matcher says of a batch, given the matcher of each filter."""
+    shares: list[list[Found]] = [[] for _ in matchers]
+    for place, client, packed in found:
+        numbers = np.array(unpack(packed))
+        by_matcher = by_filter[numbers]
+        for at in sorted(set(by_matcher.tolist())):
+            shares[at].append((place, client, pack(numbers[by_matcher == at].tolist())))
+    return [encode(Part(1, HEAD, number, name, share, [])) for name, share in zip(matchers, shares, strict=True)]
 
 
 def _heard(matcher: Matcher, encoded: Iterable[bytes]) -> list[bytes]:
