@@ -546,6 +546,20 @@ def test_a_roll_begins_when_it_is_called_and_ends_when_clients_have_heard_that_t
     assert engine.progress[-1]
 
 
+def test_a_repetition_of_what_a_client_does_not_remember_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.engine.client.LATE_EVENTS_MAX", 3)
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    encoded, matched = encode_event({"a": 1}), pack([number])
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+    client.received([Welcome(7, 2), InForce(7, [number])], 0.0, 20)
+    client.received([Delivery(5, event, 0, encoded, b"", matched) for event in range(1, 9)], 0.0, 20)
+    client.received([Delivery(5, event, 0, encoded, b"", matched) for event in range(1, 9)], 0.0, 30)
+    assert not any(isinstance(effect, Missed) for effect in client.effects)
+    assert _arrived(client) == [*range(1, 9)]
+
+
 def _arrived(client: EngineClient) -> list[int]:
     return [effect.delivery.number for effect in client.effects if isinstance(effect, Arrived)]
 

@@ -225,7 +225,7 @@ def test_no_change_waits_for_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
         index = filled(8)
         store = index._single
         assert store._merge is not None
-        writer = threading.Thread(target=lambda: [changed_again(index, part) for part in range(8, rounds)], daemon=True)
+        writer = threading.Thread(target=change_again, args=(index, range(8, rounds)), daemon=True)
         writer.start()
         writer.join(60)
         assert not writer.is_alive(), "a change waits for the merge, which waits for the test"
@@ -238,10 +238,12 @@ def test_no_change_waits_for_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sorted(index.match({"a": 4}).tolist()) == [*range(4, 10 * rounds, 10)]
 
 
-def changed_again(index: Index, part: int) -> None:
-    """Inserts ten filters, and changes some: one that the held merge has, which gets its id again, and a new one."""
-    index.insert_many(range(10 * part, 10 * part + 10), TEN)
-    index.remove(10 * part + 3)
-    if part < 16:
-        index.remove_many([10 * (part - 8) + 3, 10 * (part - 8) + 4])
-        index.insert_many([10 * (part - 8) + 4], [TEN[4]])
+def change_again(index: Index, parts: range) -> None:
+    """Inserts ten filters at a time, and changes some: one that the held merge has, which gets its id again, and a new
+    one."""
+    for part in parts:
+        index.insert_many(range(10 * part, 10 * part + 10), TEN)
+        index.remove(10 * part + 3)
+        if part < 16:
+            index.remove_many([10 * (part - 8) + 3, 10 * (part - 8) + 4])
+            index.insert_many([10 * (part - 8) + 4], [TEN[4]])

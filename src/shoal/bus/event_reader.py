@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
+from shoal.bus.filter_names import FilterNames
 from shoal.bus.subscription import Subscription
 from shoal.bus.waiters import resolve
 from shoal.engine.client import (
@@ -84,7 +85,7 @@ class Matching:
     def __init__(self, matching: BusMatching, where: Filter | None) -> None:
         self._matching = matching
         self._where = where
-        self._names: dict[int, str] = {}
+        self._names = FilterNames()
         self._numbers: dict[str, int] = {}
         self._items: deque[Match | Gap] = deque()
         self._bytes = 0
@@ -111,8 +112,8 @@ class Matching:
     async def aclose(self) -> None:
         """End the filters; events that have arrived can still be taken."""
         self._closed = True
-        self._matching.closed(self, list(self._names))
-        self._names.clear()
+        self._matching.closed(self, list(self._numbers.values()))
+        self._names = FilterNames()
         self._numbers.clear()
         self._wake()
 
@@ -142,7 +143,7 @@ class Matching:
             raise FilterError(f"this reader has a filter {min(known)!r} already", do="remove it first")
         numbers = self._matching.add(self, parsed.values())
         self._numbers.update(zip(parsed, numbers, strict=True))
-        self._names.update(zip(numbers, parsed, strict=True))
+        self._names.add(numbers, [*parsed])
         try:
             await self._matching.in_force(numbers)
         except BaseException:
@@ -169,7 +170,7 @@ class Matching:
     def _drop(self, names: Iterable[str]) -> None:
         numbers = [self._numbers.pop(name) for name in names]
         for number in numbers:
-            del self._names[number]
+            self._names.drop(number)
         self._matching.remove(numbers)
 
     @property
@@ -223,10 +224,10 @@ class Matching:
 
     # Called by BusMatching
 
-    def deliver(self, arrived: Arrived, numbers: Iterable[int]) -> None:
+    def deliver(self, arrived: Arrived, numbers: Sequence[int]) -> None:
         """An event matches filters of this reader."""
         event = arrived.delivery
-        matched = tuple(map(self._names.__getitem__, numbers))
+        matched = self._names.of(numbers)
         attributes = decode_matched_event(event.attributes)
         self._items.append(
             Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)

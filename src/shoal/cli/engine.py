@@ -113,10 +113,12 @@ def run_run(args: argparse.Namespace) -> int:
 
 async def _serve(url: str, settings: Settings, name: str) -> None:
     from shoal.engine import engine_metrics
+    from shoal.engine.freed_memory import give_back_large_blocks
     from shoal.engine.shell import EngineShell
     from shoal.engine.warm_up import warm_up
 
     loop = asyncio.get_running_loop()
+    give_back_large_blocks()
     await asyncio.to_thread(warm_up)
     limits = settings.limits
     async with (

@@ -15,6 +15,7 @@ from shoal.lab.experiments import MODES, SEEDS, ExperimentOptions, experiments
 from shoal.lab.experiments.result import ExperimentResult
 
 OUT = Path("experiments-out")
+FILTERS_MIN = 1000
 
 
 def register(subparsers: Subparsers) -> None:
@@ -25,7 +26,8 @@ def register(subparsers: Subparsers) -> None:
         "experiment",
         run_experiment,
         "run an experiment of a paper: table, figure, JSON",
-        example="shoal experiment dynamoth-2 --seeds 20 --json\nshoal experiment dynamoth-3 --out figures",
+        example="shoal experiment dynamoth-2 --seeds 20 --json\nshoal experiment dynamoth-3 --out figures\n"
+        "shoal experiment esilbops-7 --filters 1000000",
         description="Repeat an experiment of a paper and compare the results. Figures (SVG and PNG) and the "
         "JSON result are "
         "written to a directory. Exits with 1 if a claim does not hold.",
@@ -44,6 +46,14 @@ def register(subparsers: Subparsers) -> None:
         "--quick",
         action="store_true",
         help="esilbops-7 to 12: up to 10,000 filters and one round, to see that everything runs",
+    )
+    parser.add_argument(
+        "--filters",
+        type=positive_int,
+        action="append",
+        metavar="N",
+        help="esilbops-7 to 12: this number of filters only, at least 1,000; can be repeated "
+        "(default: 1,000, 10,000, 100,000 and 1,000,000)",
     )
     parser.add_argument(
         "--out",
@@ -66,7 +76,12 @@ def run_experiment(args: argparse.Namespace) -> int:
     table = experiments(mode)
     if args.name not in table:
         raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose one of {', '.join(table)}")
-    found = table[args.name](ExperimentOptions(args.seeds, args.latencies, args.quick, note))
+    sizes = tuple(sorted({*(args.filters or ())}))
+    if sizes and (sizes[0] < FILTERS_MIN or not args.name.startswith("esilbops-") or args.name == "esilbops-13"):
+        raise ConfigError(
+            f"--filters {sizes[0]} does not fit {args.name}", do=f"give {FILTERS_MIN} or more, to esilbops-7 to 12"
+        )
+    found = table[args.name](ExperimentOptions(args.seeds, args.latencies, args.quick, note, sizes))
     out: Path = args.out or OUT / (args.name if mode == MODES[0] else f"{args.name}-{mode}")
     for path in _write(found, out):
         note(f"wrote {path}")

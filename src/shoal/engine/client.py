@@ -119,6 +119,26 @@ class _Path:
         self.size = 0
 
 
+class _Newly:
+    """What an instance has delivered of an emitter, as far as the client remembers it."""
+
+    __slots__ = ("before", "last", "numbers")
+
+    def __init__(self, before: int) -> None:
+        self.before = self.last = before
+        """The last number that an earlier instance has delivered, and the last one that is remembered."""
+        self.numbers: set[int] = set()
+
+    def add(self, number: int) -> None:
+        """The next one was delivered."""
+        self.numbers.add(number)
+        self.last = number
+
+    def has_passed(self, number: int) -> bool:
+        """Whether a number was left out. Of what is not remembered this cannot be known."""
+        return self.before < number < self.last and number not in self.numbers
+
+
 Effect: TypeAlias = Arrived | Missed | NowInForce | FilterRefused | NowTaken | EventRejected | NotAdmitted
 
 
@@ -171,8 +191,8 @@ class EngineClient:
         """Events that came again and were dropped."""
         self._welcomed = 0
         """The last instance that has welcomed this client."""
-        self._newly: dict[int, tuple[int, set[int]]] = {}
-        """By emitter: the last number that an earlier instance has delivered, and those since."""
+        self._newly: dict[int, _Newly] = {}
+        """By emitter."""
         self._newly_left = 0
         """How many more of these are remembered."""
         self._sender = 0
@@ -385,7 +405,7 @@ class EngineClient:
             return
         if self._newly_left:
             self._newly_left -= 1
-            self._newly.setdefault(delivery.emitter, (last, set()))[1].add(delivery.number)
+            self._newly.setdefault(delivery.emitter, _Newly(last)).add(delivery.number)
         self._delivered[delivery.emitter] = delivery.number
         self._delivered.move_to_end(delivery.emitter)
         if len(self._delivered) > EMITTERS_MAX:
@@ -410,8 +430,8 @@ class EngineClient:
         these events too, and filters that it did not have were not in force when they were emitted."""
         if self._instances.get(self._sender, 0) == self._welcomed:
             return
-        before, since = self._newly.get(delivery.emitter, (delivery.number, frozenset()))
-        is_new = before < delivery.number and delivery.number not in since
+        newly = self._newly.get(delivery.emitter)
+        is_new = newly is not None and newly.has_passed(delivery.number)
         if is_new and any(number in self._in_force for number in messages.unpack(delivery.matched)):
             missed = Missed("a letter of an earlier engine came after letters of this one")
             if missed not in self.effects[-1:]:

@@ -35,6 +35,8 @@ class ExperimentOptions:
     quick: bool = False
     """A smaller experiment, where there is one: it shows that everything runs, and makes no claim about goals."""
     note: Callable[[str], None] = lambda _: None
+    filters: tuple[int, ...] = ()
+    """Numbers of filters in ascending order, where an experiment has some; empty: those of the paper."""
 
 
 Experiment = Callable[[ExperimentOptions], ExperimentResult]

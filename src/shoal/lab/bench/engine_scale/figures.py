@@ -50,6 +50,7 @@ def figure(number: int) -> Callable[[ExperimentOptions], ExperimentResult]:
     def run(options: ExperimentOptions) -> ExperimentResult:
         warm_up()
         sizes, rounds = (QUICK_SIZES, 1) if options.quick else (SIZES, ROUNDS)
+        sizes = options.filters or sizes
         found = {name: asyncio.run(measure(name, sizes, rounds, options.note)) for name in NAMES}
         return result(number, found, sizes)
 
