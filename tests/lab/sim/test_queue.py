@@ -10,6 +10,9 @@ from shoal.lab.sim.scenarios.queue_actions import ACTION_CORNERS
 from shoal.lab.sim.scenarios.queue_history import ACCEPTED, QueueCheck, QueueHistory
 from shoal.plan.queue_settings import QueueSettings
 
+pytestmark = pytest.mark.xdist_group("sim_queue")
+"""Most rules have the same control, which runs once in a worker."""
+
 
 def test_regressions_hold() -> None:
     """A leader that reads the live stores while the first one joins (13). Shards of a store are abandoned: producers go
