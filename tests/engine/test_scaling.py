@@ -464,6 +464,42 @@ def test_a_client_hears_its_new_exit_point_when_the_old_one_has_ended() -> None:
     ]
 
 
+def test_only_the_exit_point_that_a_client_had_ends_its_path() -> None:
+    """The end of another one, which has nothing to say to the client, would let the new one overtake the old one."""
+    site = Site()
+    clients = range(1, 9)
+    for client in clients:
+        site.say(client, Open(client), Ready())
+    site.settle()
+    site.change(Configuration(2, ONE, ONE, ("a", "b", "c")))
+    site.change(Configuration(3, ONE, ONE, ("d",)))
+    for client in clients:
+        ends = [item for item in site.said[client] if isinstance(item, PathEnd)]
+        assert [item.configuration for item in ends if item.configuration == 3] == [3]
+
+
+def test_a_path_in_which_nothing_was_said_ends_after_the_one_before() -> None:
+    site = Site()
+    site.say(READER, Open(READER), Ready())
+    site.settle()
+    site.change(Configuration(2, ONE, ONE, ("b",)))
+    site.change(Configuration(3, ONE, ONE, ("c",)))
+    paths = [item for item in site.said[READER] if isinstance(item, PathBegin | PathEnd)]
+    assert paths == [PathEnd(1, 2), PathBegin(1, 2), PathEnd(1, 3)]
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+
+    def event(number: int) -> Delivery:
+        return Delivery(5, number, 0, encode_event({"a": 1}), b"", pack([1]))
+
+    client.received([PathBegin(1, 2), PathEnd(1, 3)], 0.0, 20)
+    client.received([PathBegin(1, 3), event(2)], 0.0, 30)
+    client.received([event(1), PathEnd(1, 2)], 0.0, 10)
+    assert _arrived(client) == [1, 2]
+
+
 def test_what_waits_for_the_end_of_a_path_has_a_bound() -> None:
     client = EngineClient(structs_replace(LIMITS, inbox_messages_max=16), lambda: 7)
     client.add([_wire(parse("a = 1"))])

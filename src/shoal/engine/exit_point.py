@@ -60,8 +60,8 @@ class ExitPoint:
         """By batch and matcher."""
         self._pieces: dict[tuple[str, int, str], list[Found]] = {}
         """Beginnings of parts that come in pieces."""
-        self._leaving: list[int] = []
-        """Clients that get another exit point at the next SWITCH."""
+        self._leaving: list[tuple[int, bool]] = []
+        """Clients that get another exit point at the next SWITCH, and whether they are here until then."""
         self._beginning: dict[int, PathBegin] = {}
         """Clients that this exit point has from now on, until they get their first letter."""
         self._waiting: dict[int, list[FromEngine]] = {}
@@ -146,12 +146,21 @@ class ExitPoint:
             self._switched = number
             leaving, self._leaving = self._leaving, []
             end, begin = PathEnd(self._instance, number), PathBegin(self._instance, number)
-            for client in leaving:
+            for client, was_here in leaving:
                 if mark.configuration.exit_of(client) == self._name:
-                    self._beginning[client] = begin
-                else:
-                    self._beginning.pop(client, None)
+                    if client in self._waiting:
+                        self._waiting[client].append(begin)
+                    else:
+                        self._beginning[client] = begin
+                elif was_here:
+                    self._begin(client)  # the client must know that this end comes after another one
                     self._waiting.setdefault(client, []).append(end)
+
+    def _begin(self, client: int) -> None:
+        """Puts the beginning of a path before all else that waits for the client."""
+        begin = self._beginning.pop(client, None)
+        if begin is not None:
+            self._waiting.setdefault(client, []).insert(0, begin)
 
     def _deliver(self, batch: Batch, configuration: Configuration, parts: list[Part]) -> None:
         body = batch.body
@@ -166,9 +175,10 @@ class ExitPoint:
             self.deliveries += len(found)
         elif type(body) is Replies:
             for client, item in body.replies:
+                is_here = configuration.exit_of(client) == self._name
                 if type(item) is PathEnd:
-                    self._leaving.append(client)
-                elif configuration.exit_of(client) == self._name:
+                    self._leaving.append((client, is_here))
+                elif is_here:
                     self._waiting.setdefault(client, []).append(item)
         for part in parts:
             for client, item in part.said:
@@ -197,7 +207,7 @@ class ExitPoint:
         self._group += 1
         if self._beginning:
             for client in self._waiting.keys() & self._beginning.keys():
-                self._waiting[client].insert(0, self._beginning.pop(client))
+                self._begin(client)
         posts = [
             Post(client, payload, self._group)
             for client, items in self._waiting.items()
