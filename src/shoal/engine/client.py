@@ -41,6 +41,7 @@ from shoal.engine.messages import (
     Taken,
     Welcome,
 )
+from shoal.errors import FilterError
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -228,12 +229,18 @@ class EngineClient:
         return self._instance != 0
 
     def add(self, filters: Iterable[bytes]) -> list[int]:
-        """Adds filters in their wire form; returns their numbers. `NowInForce` follows."""
-        added: list[tuple[int, bytes]] = []
-        for wire in filters:
-            self._last_filter += 1
-            self._filters[self._last_filter] = wire
-            added.append((self._last_filter, wire))
+        """Adds filters in their wire form; returns their numbers. `NowInForce` follows. FilterError if there are no
+        numbers left for all of them."""
+        added = list(enumerate(filters, self._last_filter + 1))
+        last = self._last_filter + len(added)
+        if last > messages.NUMBER_MAX:
+            raise FilterError(
+                f"a client can add {messages.NUMBER_MAX:,} filters in its life, and this one has added "
+                f"{self._last_filter:,}",
+                do="open a new connection",
+            )
+        self._last_filter = last
+        self._filters.update(added)
         if self._conversation:
             self._say_filters(added)
         return [number for number, _ in added]
