@@ -64,10 +64,16 @@ EMITTERS_MAX: Final = 65_536
 
 
 class Arrived(NamedTuple):
-    """An event for the readers of these filters."""
+    """An event for the readers of some filters."""
 
     delivery: Delivery
-    numbers: tuple[int, ...]
+    matched: bytes
+    """The numbers of these filters, packed: at least one."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the filters."""
+        return messages.unpack(self.matched)
 
 
 class Missed(NamedTuple):
@@ -422,11 +428,10 @@ class EngineClient:
         if place == (delivery.emitter, delivery.number):
             self._ahead = ((0, 0), b"")
             matched += ahead
-        wanted = messages.unpack(matched)
         if len(self._filters) < self._last_filter:  # some have gone
-            wanted = tuple(filter(self._filters.__contains__, wanted))
-        if wanted:
-            self.effects.append(Arrived(delivery, wanted))
+            matched = messages.pack([*filter(self._filters.__contains__, messages.unpack(matched))])
+        if matched:
+            self.effects.append(Arrived(delivery, matched))
 
     def _report_overtaken(self, delivery: Delivery) -> None:
         """A letter of an earlier instance may come after letters of this one. If an event in it was not delivered, it

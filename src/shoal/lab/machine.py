@@ -1,6 +1,7 @@
 """The machine that a measurement runs on, and how busy its processors are.
 
-Owns the reading of `/proc` and of the clocks of processes. The load of servers is not here: agents report it (`shoal.cluster.server_meter`).
+Owns the reading of `/proc` and of the clocks of processes. The load of servers is not here: agents report it
+(`shoal.cluster.server_meter`).
 """
 
 from __future__ import annotations
