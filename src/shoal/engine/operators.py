@@ -166,7 +166,8 @@ class Operators:
         over."""
         point = self.access_point
         ready = 0 if self.matcher is None else self.matcher.ready
-        return ready, self._drained, 0 if point is None else point.prepared, point is not None and point.roll_over
+        drained = self._configuration.number if self.exit_point is None else self._drained
+        return ready, drained, 0 if point is None else point.prepared, point is not None and point.roll_over
 
     @property
     def sources(self) -> list[str]:

@@ -49,8 +49,8 @@ def figure(number: int) -> Callable[[ExperimentOptions], ExperimentResult]:
 
     def run(options: ExperimentOptions) -> ExperimentResult:
         warm_up()
-        sizes, rounds = (QUICK_SIZES, 1) if options.quick else (SIZES, ROUNDS)
-        sizes = options.filters or sizes
+        sizes = options.filters or (QUICK_SIZES if options.quick else SIZES)
+        rounds = 1 if options.quick else ROUNDS
         found = {name: asyncio.run(measure(name, sizes, rounds, options.note)) for name in NAMES}
         return result(number, found, sizes)
 
