@@ -44,6 +44,7 @@ from shoal.engine.messages import (
 )
 from shoal.engine.operators import Operators
 from shoal.engine.subscription_table import owners
+from shoal.errors import FilterError
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
 from shoal.rules import ALL_RULES, Rules
@@ -608,6 +609,48 @@ def test_a_roll_begins_when_it_is_called_and_ends_when_clients_have_heard_that_t
     engine.turn(6.6)
     engine.turn(6.6)
     assert engine.progress[-1]
+
+
+def test_a_client_that_changes_its_filters_all_the_time_does_not_keep_a_roll_open() -> None:
+    limits = msgspec.structs.replace(LIMITS, engine_roll_s=0.5, engine_roll_s_max=10.0)
+    engine = LoneEngine(2, 1, limits, 0.0)
+    engine.lease_until = 1e9
+
+    def turn(now: float) -> None:
+        for post in engine.turn(now):
+            engine.confirmed(post.group)
+
+    turn(0.0)
+    engine.received(READER, Letter(READER, 1, [Open(READER, 1), Add([(1, _wire(parse("a = 1")))]), Ready()]))
+    turn(0.05)
+    for number in range(2, 10):
+        engine.received(READER, Letter(READER, 1, [Add([(number, _wire(parse("a = 1")))])]))
+        turn(number / 10)
+    assert engine.wants_to_serve, "the client has presented all that was in force with the instance before"
+
+
+def test_a_client_that_still_presents_its_filters_keeps_a_roll_open() -> None:
+    limits = msgspec.structs.replace(LIMITS, engine_roll_s=0.5, engine_roll_s_max=10.0)
+    engine = LoneEngine(2, 1, limits, 0.0)
+    engine.lease_until = 1e9
+    engine.turn(0.0)
+    engine.received(READER, Letter(READER, 1, [Open(READER, 1)]))
+    for number in range(1, 10):
+        engine.received(READER, Letter(READER, 1, [Add([(number, _wire(parse("a = 1")))])]))
+        engine.turn(number / 10)
+    engine.turn(0.95)
+    assert not engine.wants_to_serve
+
+
+def test_a_client_has_four_billion_filters_in_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shoal.engine.messages.NUMBER_MAX", 3)
+    client = EngineClient(LIMITS, lambda: 7)
+    wire = _wire(parse("a = 1"))
+    assert client.add([wire, wire]) == [1, 2]
+    with pytest.raises(FilterError, match="can add 3 filters in its life") as refused:
+        client.add([wire, wire])
+    assert "new connection" in str(refused.value)
+    assert client.add([wire]) == [3], "nothing was added before"
 
 
 def test_a_repetition_of_what_a_client_does_not_remember_is_no_gap(monkeypatch: pytest.MonkeyPatch) -> None:

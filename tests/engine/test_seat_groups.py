@@ -21,9 +21,8 @@ Events = list[list[tuple[int, int]]]
 def grouped(groups: SeatGroups, events: Events, client_of: Clients) -> list[tuple[int, int, list[int]]]:
     pairs = [pair for event in events for pair in event]
     offsets = np.cumsum([0, *map(len, events)], dtype=np.int64)
-    seat_of = np.array([0, *(seat for seat, _ in pairs)], np.uint32)
-    number_of = np.array([0, *(number for _, number in pairs)], np.uint32)
-    found = groups.group(offsets, np.arange(1, len(pairs) + 1, dtype=np.uint32), seat_of, number_of, client_of)
+    names = np.array([0, *(seat << 32 | number for seat, number in pairs)], np.uint64)
+    found = groups.group(offsets, np.arange(1, len(pairs) + 1, dtype=np.uint32), names, client_of)
     return [(place, client, [*unpack(numbers)]) for place, client, numbers in found]
 
 

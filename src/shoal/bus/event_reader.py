@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -29,7 +29,16 @@ from shoal.engine.client import (
     NowInForce,
     NowTaken,
 )
-from shoal.engine.messages import MAIN, call_channel, decode_replies, decode_roll, lane_channel, lane_of, seat_channel
+from shoal.engine.messages import (
+    MAIN,
+    call_channel,
+    decode_replies,
+    decode_roll,
+    lane_channel,
+    lane_of,
+    pack,
+    seat_channel,
+)
 from shoal.errors import (
     BusClosedError,
     EngineUnavailableError,
@@ -224,10 +233,10 @@ class Matching:
 
     # Called by BusMatching
 
-    def deliver(self, arrived: Arrived, numbers: Sequence[int]) -> None:
-        """An event matches filters of this reader."""
+    def deliver(self, arrived: Arrived, packed: bytes) -> None:
+        """An event matches filters of this reader, with these numbers."""
         event = arrived.delivery
-        matched = self._names.of(numbers)
+        matched = self._names.of(packed)
         attributes = decode_matched_event(event.attributes)
         self._items.append(
             Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)
@@ -479,14 +488,14 @@ class BusMatching:
     def _act(self, effect: Effect) -> None:
         if isinstance(effect, Arrived):
             if len(self._readers) == 1:  # all filters are its own
-                next(iter(self._readers)).deliver(effect, effect.numbers)
+                next(iter(self._readers)).deliver(effect, effect.matched)
                 return
             by_reader: dict[Matching, list[int]] = {}
             for number in effect.numbers:
                 if (found := self._reader_of.get(number)) is not None:
                     by_reader.setdefault(found, []).append(number)
             for reader, numbers in by_reader.items():
-                reader.deliver(effect, numbers)
+                reader.deliver(effect, pack(numbers))
         elif isinstance(effect, NowTaken):
             while self._taken and self._taken[0][0] <= effect.number:
                 resolve(self._taken.popleft()[1])

@@ -209,8 +209,9 @@ class AccessPoint:
         known = conversation is not None and conversation.number == letter.conversation
         if known and conversation is not None:
             conversation.next = max(conversation.next, letter.floor)
+        presents = not (known and conversation is not None and conversation.ready)
         for item in letter.items:
-            if type(item) is not Event and self.roll_open:
+            if presents and self.roll_open and type(item) is not Event:
                 self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
                 conversation = self._open(client, item, letter.floor, now)

@@ -41,6 +41,7 @@ from shoal.engine.messages import (
     Taken,
     Welcome,
 )
+from shoal.errors import FilterError
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -63,10 +64,16 @@ EMITTERS_MAX: Final = 65_536
 
 
 class Arrived(NamedTuple):
-    """An event for the readers of these filters."""
+    """An event for the readers of some filters."""
 
     delivery: Delivery
-    numbers: tuple[int, ...]
+    matched: bytes
+    """The numbers of these filters, packed: at least one."""
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of the filters."""
+        return messages.unpack(self.matched)
 
 
 class Missed(NamedTuple):
@@ -228,12 +235,18 @@ class EngineClient:
         return self._instance != 0
 
     def add(self, filters: Iterable[bytes]) -> list[int]:
-        """Adds filters in their wire form; returns their numbers. `NowInForce` follows."""
-        added: list[tuple[int, bytes]] = []
-        for wire in filters:
-            self._last_filter += 1
-            self._filters[self._last_filter] = wire
-            added.append((self._last_filter, wire))
+        """Adds filters in their wire form; returns their numbers. `NowInForce` follows. FilterError if there are no
+        numbers left for all of them."""
+        added = list(enumerate(filters, self._last_filter + 1))
+        last = self._last_filter + len(added)
+        if last > messages.NUMBER_MAX:
+            raise FilterError(
+                f"a client can add {messages.NUMBER_MAX:,} filters in its life, and this one has added "
+                f"{self._last_filter:,}",
+                do="open a new connection",
+            )
+        self._last_filter = last
+        self._filters.update(added)
         if self._conversation:
             self._say_filters(added)
         return [number for number, _ in added]
@@ -415,11 +428,10 @@ class EngineClient:
         if place == (delivery.emitter, delivery.number):
             self._ahead = ((0, 0), b"")
             matched += ahead
-        wanted = messages.unpack(matched)
         if len(self._filters) < self._last_filter:  # some have gone
-            wanted = tuple(filter(self._filters.__contains__, wanted))
-        if wanted:
-            self.effects.append(Arrived(delivery, wanted))
+            matched = messages.pack([*filter(self._filters.__contains__, messages.unpack(matched))])
+        if matched:
+            self.effects.append(Arrived(delivery, matched))
 
     def _report_overtaken(self, delivery: Delivery) -> None:
         """A letter of an earlier instance may come after letters of this one. If an event in it was not delivered, it

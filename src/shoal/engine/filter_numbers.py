@@ -1,8 +1,9 @@
 """Which filter has which id: the numbers that clients give to their filters, in hash tables of plain arrays.
 
-Owns the columns of seats and numbers. A client has a *seat*, a small number. The table finds the id of a filter by
-seat and number, and links the filters of each seat. It takes 22 to 28 bytes for a filter, where a dictionary for each
-client takes more than 100. Tables grow between kernel calls.
+Owns the column of *names*: a seat and a number. A client has a *seat*, a small number. The table finds the id of a
+filter by its name, and links the filters of each seat. Seat and number are beside each other, because a match reads
+both, hundreds for an event, and mostly waits for memory. It takes 22 to 28 bytes for a filter, where a dictionary for
+each client takes more than 100. Tables grow between kernel calls.
 """
 
 from __future__ import annotations
@@ -18,6 +19,11 @@ from shoal.engine.messages import NUMBER_MAX
 from shoal.wire.raw_bytes import kernel, part
 
 Ints = npt.NDArray[np.int64]
+Names = npt.NDArray[np.uint64]
+"""Each is a seat << `SEAT_SHIFT` | a number."""
+
+SEAT_SHIFT: Final = np.uint64(32)
+NUMBER_MASK: Final = np.uint64(NUMBER_MAX)
 
 _SLOTS_FIRST: Final = 64
 _LOAD_MAX: Final = 0.75
@@ -34,9 +40,7 @@ class FilterNumbers:
     def __init__(self) -> None:
         self._slots = np.zeros(_SLOTS_FIRST, np.uint32)
         """Ids plus one."""
-        self.seat_of = np.zeros(0, np.uint32)
-        """By id."""
-        self.number_of = np.zeros(0, np.uint32)
+        self.names = np.zeros(0, np.uint64)
         """By id."""
         self._before = np.zeros(0, np.uint32)
         self._after = np.zeros(0, np.uint32)
@@ -51,44 +55,48 @@ class FilterNumbers:
     @property
     def nbytes(self) -> int:
         """Bytes of everything held."""
-        columns = self.seat_of, self.number_of, self._before, self._after, self._first
+        columns = self.names, self._before, self._after, self._first
         return self._slots.nbytes + sum(column.nbytes for column in columns)
 
     def make_room(self, size: int, seats: int) -> None:
         """Ids are below `size` from now on, and seats below `seats`."""
-        self.seat_of, self.number_of = widened(self.seat_of, size), widened(self.number_of, size)
+        self.names = widened(self.names, size)
         self._before, self._after = widened(self._before, size), widened(self._after, size)
         self._first = widened(self._first, seats)
 
     def find(self, seat: int, numbers: Ints) -> Ints:
         """The ids of filters of a seat; -1 where there is none."""
         found = np.empty(len(numbers), np.int64)
-        _find_all(self._slots, self.seat_of, self.number_of, seat, numbers, found)
+        _find_all(self._slots, self.names, seat, numbers, found)
         return found
 
     def add(self, seat: int, ids: Ints, numbers: Ints) -> None:
         """Adds filters. Ids and numbers are free."""
         self._count += len(ids)
-        self.seat_of[ids] = seat
-        self.number_of[ids] = numbers
+        self.names[ids] = _names(seat, numbers)
         if self._count > _LOAD_MAX * len(self._slots):
             slots = np.zeros(int(_GROWTH * max(self._count, len(self._slots))), np.uint32)
-            _move_all(self._slots, slots, self.seat_of, self.number_of)
+            _move_all(self._slots, slots, self.names)
             self._slots = slots
-        _add_all(self._slots, self.seat_of, self.number_of, self._before, self._after, self._first, ids)
+        _add_all(self._slots, self.names, self._before, self._after, self._first, ids)
 
     def take_out(self, seat: int, numbers: Ints) -> Ints:
         """Removes those filters of a seat that are here; returns their ids."""
         ids = np.empty(len(numbers), np.int64)
-        columns = self._slots, self.seat_of, self.number_of, self._before, self._after, self._first
+        columns = self._slots, self.names, self._before, self._after, self._first
         taken = _take_all(*columns, seat, numbers, ids)
         self._count -= taken
         return ids[:taken]
 
+    def seats_and_numbers(self, ids: Ints) -> tuple[npt.NDArray[np.int64], list[int]]:
+        """The seats and the numbers of some filters."""
+        names = self.names[ids]
+        return (names >> SEAT_SHIFT).astype(np.int64), (names & NUMBER_MASK).tolist()
+
     def numbers(self, seat: int, count: int) -> Ints:
         """The numbers of all filters of a seat, which are `count`."""
         found = np.empty(count, np.int64)
-        _list_all(self.number_of, self._after, self._first, seat, found)
+        _list_all(self.names, self._after, self._first, seat, found)
         return found
 
 
@@ -111,54 +119,60 @@ def warm_up() -> None:
     table.find(0, one)
     table.numbers(0, 1)
     table.take_out(0, one)
-    _move_all(table._slots, table._slots.copy(), table.seat_of, table.number_of)
+    _move_all(table._slots, table._slots.copy(), table.names)
+
+
+def _names(seat: int, numbers: Ints) -> Names:
+    names: Names = numbers.astype(np.uint64) | np.uint64(seat) << SEAT_SHIFT
+    return names
 
 
 @part
-def _home(seat: Any, number: Any, slots: int) -> Any:
-    mixed = (np.uint64(number) ^ (np.uint64(seat) << np.uint64(40))) * _MIX
+def _home(name: Any, slots: int) -> Any:
+    seat, number = name >> SEAT_SHIFT, name & NUMBER_MASK
+    mixed = (number ^ (seat << np.uint64(40))) * _MIX
     mixed = ((mixed ^ (mixed >> np.uint64(29))) * _MIX) >> np.uint64(32)
     return np.int64((mixed * np.uint64(slots)) >> np.uint64(32))
 
 
 @part
-def _slot_of(slots: Any, seat_of: Any, number_of: Any, seat: int, number: int) -> Any:
+def _slot_of(slots: Any, names: Any, seat: int, number: int) -> Any:
     """The slot of a filter, or the free one where it belongs."""
-    slot = _home(seat, number, len(slots))
+    name = (np.uint64(seat) << SEAT_SHIFT) | np.uint64(number)
+    slot = _home(name, len(slots))
     while slots[slot] != _NONE:
-        id = np.int64(slots[slot]) - 1
-        if number_of[id] == number and seat_of[id] == seat:
+        if names[np.int64(slots[slot]) - 1] == name:
             break
         slot = slot + 1 if slot + 1 < len(slots) else 0
     return slot
 
 
 @part
-def _put(slots: Any, seat_of: Any, number_of: Any, id: Any) -> None:
-    slot = _home(seat_of[id], number_of[id], len(slots))
+def _put(slots: Any, names: Any, id: Any) -> None:
+    slot = _home(names[id], len(slots))
     while slots[slot] != _NONE:
         slot = slot + 1 if slot + 1 < len(slots) else 0
     slots[slot] = np.uint32(id + 1)
 
 
 @kernel
-def _find_all(slots: Any, seat_of: Any, number_of: Any, seat: int, numbers: Any, found: Any) -> None:
+def _find_all(slots: Any, names: Any, seat: int, numbers: Any, found: Any) -> None:
     for at in range(len(numbers)):
-        found[at] = np.int64(slots[_slot_of(slots, seat_of, number_of, seat, numbers[at])]) - 1
+        found[at] = np.int64(slots[_slot_of(slots, names, seat, numbers[at])]) - 1
 
 
 @kernel
-def _move_all(old: Any, new: Any, seat_of: Any, number_of: Any) -> None:
+def _move_all(old: Any, new: Any, names: Any) -> None:
     for slot in range(len(old)):
         if old[slot] != _NONE:
-            _put(new, seat_of, number_of, np.int64(old[slot]) - 1)
+            _put(new, names, np.int64(old[slot]) - 1)
 
 
 @kernel
-def _add_all(slots: Any, seat_of: Any, number_of: Any, before: Any, after: Any, first: Any, ids: Any) -> None:
+def _add_all(slots: Any, names: Any, before: Any, after: Any, first: Any, ids: Any) -> None:
     for id in ids:
-        _put(slots, seat_of, number_of, id)
-        seat = seat_of[id]
+        _put(slots, names, id)
+        seat = np.int64(names[id] >> SEAT_SHIFT)
         follower = first[seat]
         before[id], after[id] = _NONE, follower
         if follower != _NONE:
@@ -167,14 +181,12 @@ def _add_all(slots: Any, seat_of: Any, number_of: Any, before: Any, after: Any, 
 
 
 @kernel
-def _take_all(
-    slots: Any, seat_of: Any, number_of: Any, before: Any, after: Any, first: Any, seat: int, numbers: Any, ids: Any
-) -> int:
+def _take_all(slots: Any, names: Any, before: Any, after: Any, first: Any, seat: int, numbers: Any, ids: Any) -> int:
     """Removes filters, and closes the gaps in the hash table. Returns how many were here."""
     size = len(slots)
     taken = 0
     for at in range(len(numbers)):
-        gap = _slot_of(slots, seat_of, number_of, seat, numbers[at])
+        gap = _slot_of(slots, names, seat, numbers[at])
         if slots[gap] == _NONE:
             continue
         id = np.int64(slots[gap]) - 1
@@ -186,7 +198,7 @@ def _take_all(
             if slots[slot] == _NONE:
                 break
             other = np.int64(slots[slot]) - 1
-            if (slot - _home(seat_of[other], number_of[other], size)) % size >= (slot - gap) % size:
+            if (slot - _home(names[other], size)) % size >= (slot - gap) % size:
                 slots[gap] = slots[slot]
                 gap = slot
         slots[gap] = _NONE
@@ -200,8 +212,8 @@ def _take_all(
 
 
 @kernel
-def _list_all(number_of: Any, after: Any, first: Any, seat: int, found: Any) -> None:
+def _list_all(names: Any, after: Any, first: Any, seat: int, found: Any) -> None:
     id = np.int64(first[seat]) - 1
     for at in range(len(found)):
-        found[at] = number_of[id]
+        found[at] = np.int64(names[id] & NUMBER_MASK)
         id = np.int64(after[id]) - 1

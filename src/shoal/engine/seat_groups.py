@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.engine.filter_arena import widened
+from shoal.engine.filter_numbers import NUMBER_MASK, SEAT_SHIFT, Names
 from shoal.engine.links import Found
 from shoal.engine.messages import NUMBER_BYTES
 from shoal.wire.raw_bytes import kernel
@@ -32,7 +33,7 @@ class SeatGroups:
         """By seat: the last event that it matched, and its row for that."""
         self._stamps = 0
 
-    def group(self, offsets: Ints, ids: Ids, seat_of: Ids, number_of: Ids, client_of: Ints) -> list[Found]:
+    def group(self, offsets: Ints, ids: Ids, names: Names, client_of: Ints) -> list[Found]:
         """The clients of each event, with the numbers of their filters. `offsets` tells where the matches of an event
         begin and end in `ids`; the columns tell the seat and the number of an id, and the client of a seat."""
         count = len(ids)
@@ -42,8 +43,9 @@ class SeatGroups:
         self._row_of = widened(self._row_of, len(client_of))
         places, clients = np.empty(count, np.int64), np.empty(count, np.int64)
         starts, grouped = np.empty(count + 1, np.int64), np.empty(count, NUMBERS)
-        scratch = self._stamp_of, self._row_of, self._stamps
-        used = _group(offsets, ids, seat_of, number_of, client_of, *scratch, places, clients, starts, grouped)
+        own = np.empty(int(np.diff(offsets).max()), np.uint64)
+        scratch = self._stamp_of, self._row_of, self._stamps, own
+        used = _group(offsets, ids, names, client_of, *scratch, places, clients, starts, grouped)
         self._stamps += len(offsets) - 1
         numbers = grouped.tobytes()
         bounds = (starts[: used + 1] * NUMBER_BYTES).tolist()
@@ -55,32 +57,35 @@ def warm_up() -> None:
     """Compiles the kernel, or loads it from the cache."""
     one = np.zeros(1, np.int64)
     ids = np.zeros(1, np.uint32)
-    SeatGroups().group(np.array([0, 1], np.int64), ids, ids, ids, one)
+    SeatGroups().group(np.array([0, 1], np.int64), ids, np.zeros(1, np.uint64), one)
 
 
 @kernel
 def _group(
     offsets: Any,
     ids: Any,
-    seat_of: Any,
-    number_of: Any,
+    names: Any,
     client_of: Any,
     stamp_of: Any,
     row_of: Any,
     stamp: int,
+    own: Any,
     places: Any,
     clients: Any,
     starts: Any,
     grouped: Any,
 ) -> int:
-    """Fills rows with places of events and clients, and `grouped` with their numbers; returns the number of rows."""
+    """Fills rows with places of events and clients, and `grouped` with their numbers; returns the number of rows. `own`
+    has room for the names of an event's matches: they are read from all over memory, so all at once, once."""
     used = 0
     starts[0] = 0
     for event in range(len(offsets) - 1):
         stamp += 1
-        first_row, first, last = used, offsets[event], offsets[event + 1]
-        for at in range(first, last):
-            seat = seat_of[ids[at]]
+        first_row, first, count = used, offsets[event], offsets[event + 1] - offsets[event]
+        for at in range(count):
+            own[at] = names[ids[first + at]]
+        for at in range(count):
+            seat = own[at] >> SEAT_SHIFT
             if stamp_of[seat] != stamp:
                 stamp_of[seat], row_of[seat] = stamp, used
                 places[used], clients[used] = event, client_of[seat]
@@ -89,13 +94,13 @@ def _group(
             starts[row_of[seat] + 1] += 1
         for row in range(first_row, used):
             starts[row + 1] += starts[row]
-        for at in range(last - 1, first - 1, -1):  # from the back: `starts` of the row is where the next one goes
-            row = row_of[seat_of[ids[at]]]
+        for at in range(count - 1, -1, -1):  # from the back: `starts` of the row is where the next one goes
+            row = row_of[own[at] >> SEAT_SHIFT]
             starts[row + 1] -= 1
-            grouped[starts[row + 1]] = number_of[ids[at]]
+            grouped[starts[row + 1]] = own[at] & NUMBER_MASK
         # Now `starts[row + 1]` is the begin of a row, and the begin of the next one is its end.
         for row in range(first_row, used - 1):
             starts[row + 1] = starts[row + 2]
         if used > first_row:
-            starts[used] = last
+            starts[used] = first + count
     return used

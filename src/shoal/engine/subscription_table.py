@@ -115,9 +115,10 @@ class SubscriptionTable:
     def rows(self, first: int, last: int) -> Rows:
         """The filters with ids from `first` to before `last`."""
         ids = self._arena.used(first, min(last, self._size))
+        seats, numbers = self._numbers.seats_and_numbers(ids)
         return Rows(
-            self._client_of[self._numbers.seat_of[ids]].tolist(),
-            self._numbers.number_of[ids].tolist(),
+            self._client_of[seats].tolist(),
+            numbers,
             self._arena.wires(ids),
             self._checksum_of[ids].astype(np.uint64),
         )
@@ -310,8 +311,7 @@ class SubscriptionTable:
         if only is not None:
             own = owners(only.configuration, self._checksum_of[ids].astype(np.uint64)) == only.place
             offsets, ids = np.concatenate([[0], np.cumsum(own)])[offsets], ids[own]
-        columns = self._numbers.seat_of, self._numbers.number_of, self._client_of
-        return self._groups.group(offsets, ids, *columns)
+        return self._groups.group(offsets, ids, self._numbers.names, self._client_of)
 
     def _settle_if_it_pays(self, events: int) -> None:
         """Merges all parts of the index in the background, when they have cost about as much as that will."""
