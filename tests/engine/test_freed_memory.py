@@ -30,3 +30,24 @@ ARRAYS_MIB = 80
 def test_large_arrays_go_back() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, "told"], capture_output=True, text=True, check=True)
     assert int(done.stdout) > ARRAYS_MIB / 2
+
+
+BATCHES = """
+import resource
+import numpy as np
+from shoal.engine.freed_memory import give_back_large_blocks
+
+give_back_large_blocks()
+for batch in range(101):
+    if batch == 1:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    arrays = [np.ones(25_000) for _ in range(4)]
+    del arrays
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+PAGES_OF_ARRAYS = 100 * 4 * 49
+
+
+def test_what_a_batch_of_events_takes_is_there_for_the_next_one() -> None:
+    done = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < PAGES_OF_ARRAYS / 20

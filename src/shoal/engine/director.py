@@ -4,7 +4,7 @@ Owns the configuration. Without I/O: it hears how the processes are (`heard`), a
 `orders`). It is in the process that holds the lease, the *head*, and begins again with every instance.
 
     idle --other numbers are wanted--> joining --all listen--> preparing --all have their filters--> draining --> idle
-             (new processes listen)      (PREPARE is marked)       (SWITCH is marked; all hear it, all before is delivered)
+             (new processes listen)      (PREPARE is marked)       (SWITCH is marked; all before is delivered)
 
 A process that is new and dies, or takes too long, before SWITCH is marked: the change is given up. A process of the
 configuration in force that dies ends the instance: the next one begins with the processes that are left.

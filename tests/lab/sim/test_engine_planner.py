@@ -151,7 +151,9 @@ class PlannedEngine(Scenario):
                 return spent
 
             name = f"{process.node.name}-{process.node.incarnation}"
-            shell = EngineShell("main", bus, coordinator, name, LIMITS, cpu_s=cpu_s, thread_s=cpu_s)
+            shell = EngineShell(
+                *("main", bus, coordinator, name, LIMITS), cpu_s=cpu_s, thread_s=cpu_s, background=process.background
+            )
             await shell.run()
 
     async def open_bus(self, process: Process) -> Bus:

@@ -384,7 +384,12 @@ class EngineRun(ChannelScenario):
                 await asyncio.sleep(RETRY_S)
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
             name = f"{node.name}-{node.incarnation}"
-            shell = EngineShell("main", bus, coordinator, name, limits, self.rules, lambda: 0.0, lambda: 0.0)
+            shell = EngineShell(
+                *("main", bus, coordinator, name, limits, self.rules),
+                cpu_s=lambda: 0.0,
+                thread_s=lambda: 0.0,
+                background=process.background,
+            )
             self.engines[node.name] = shell
             self.process_names.add(name)
             await shell.run()
