@@ -236,6 +236,8 @@ SHELLS_AND_CORES: Final = (
     "bus",
     "channels",
     "queues",
+    "engine",
+    "filters",
     "agents",
     "workers",
     "leader",
@@ -258,6 +260,8 @@ SURROUNDINGS: Final = {
     "os.urandom": "take random numbers from Runtime.random",
     "os.getrandom": "take random numbers from Runtime.random",
     "socket": "use shoal.wire.connection with Runtime.dial",
+    "threading.Thread": "use asyncio.to_thread, or shoal.filters.index.background",
+    "concurrent.futures": "use asyncio.to_thread",
     "shoal.runtime.PRODUCTION": "take a Runtime as an argument",
 }
 """What shells and cores may not use, and what they use instead. The simulator replaces it."""
@@ -284,6 +288,13 @@ EXCEPTIONS: Final = {
     ("shoal.channels.agent.process", "shoal.runtime.PRODUCTION"): "run_agent() is the agent's process",
     ("shoal.queues.agent.process", "shoal.runtime.PRODUCTION"): "run_store_agent() is the process of a store's agent",
     ("shoal.leader.process", "shoal.runtime.PRODUCTION"): "run_balancer() is the balancer's process",
+    ("shoal.filters.index.background", "threading.Thread"): "the background of an index in production",
+    ("shoal.filters.index.snapshot", "secrets"): "names a file that is not finished",
+    ("shoal.filters.fuzz", "random"): "the class Random, with a seed, and its type",
+    ("shoal.engine.measures", "time"): "the CPU of a meter that counts for no shell, as in benchmarks of cores",
+    ("shoal.channels.agent.process", "threading.Thread"): "run_agent() loads modules before the agent works",
+    ("shoal.wire.blocking_connection", "concurrent.futures"): "for code without an event loop",
+    ("shoal.workers.threads", "concurrent.futures"): "runs plain functions of applications",
     ("shoal.redis", "redis"): "offers the exceptions of redis-py, and explains its other names",
     ("shoal.redis.client", "redis"): "explains the commands of redis-py",
     ("shoal.redis.conversion", "redis"): "raises the exceptions of redis-py",
@@ -384,6 +395,9 @@ USED: Final = """
     os.urandom: import os; os.urandom(8)
     os.urandom: from os import urandom
     socket: import socket
+    threading.Thread: import threading; threading.Thread(target=f)
+    threading.Thread: from threading import Thread
+    concurrent.futures: from concurrent.futures import ThreadPoolExecutor
     redis: from redis.asyncio import Redis
     .open_connection: import asyncio; asyncio.open_connection("h", 1)
     .open_connection: from asyncio import open_connection
@@ -398,6 +412,7 @@ UNUSED: Final = """
     from random import Random; Random(7)
     from random import Random; Random(seed).random()
     import os; os.getpid()
+    import threading; threading.RLock()
     import asyncio; asyncio.sleep(1)
     self.time(); loop.time(); window.now
     from shoal.redis import Redis

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
-from hiredis import ReplyError
+from hiredis import PushNotification, ReplyError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.core_driver import OTHER, SIGNER, STREAM, AgentDriver, blob, ring
@@ -127,8 +127,6 @@ class Driver(AgentDriver):
         self._tell(control.Healed(ORDERS, stream, floor, 0, 0, first))
 
     def _tell(self, message: control.Control) -> None:
-        from hiredis import PushNotification
-
         own = peer_channel(self.core.client)
         self.receive(PushNotification([b"message", own, control.encode(message, OTHER)]))
         self.play()
@@ -146,6 +144,17 @@ def test_a_marked_channel_is_recorded_and_others_are_not() -> None:
     assert store.index == {ORDERS}
     assert not store.gaps()
     assert driver.core.counters.recorded == 3
+
+
+def test_a_record_is_settled_when_the_server_has_answered_its_writes() -> None:
+    driver = Driver(Store())
+    driver.publish(1)
+    assert driver.core.recorder.settled
+    driver.receive(PushNotification([b"pmessage", b"*", ORDERS, blob(STREAM, 2, b"x")]))
+    assert driver.core.counters.recorded == 2
+    assert not driver.core.recorder.settled, "the write is on its way, and a crash of the server may take it"
+    driver.play()
+    assert driver.core.recorder.settled
 
 
 def test_an_entry_holds_the_whole_message() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hiredis import PushNotification
 from msgspec.structs import replace
 from tests.channels.test_agent_identity import Driver
-from tests.support.core_driver import CLIENT, OTHER, SECRET, SIGNER, RouterDriver, from_agent, ring, to_agent
+from tests.support.core_driver import CLIENT, OTHER, SECRET, SIGNER, STREAM, RouterDriver, from_agent, ring, to_agent
 
 from shoal.channels import states
 from shoal.channels.client.context import Abandoned, Enrol, FetchRing
@@ -18,7 +18,7 @@ from shoal.channels.client.enrolment import Enrolment
 from shoal.channels.client.peer_keys import PeerKeys
 from shoal.plan.ring import AgentKey, Ring
 from shoal.wire import control
-from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel
+from shoal.wire.envelope import AGENT_CHANNEL, HEARTBEAT_CHANNEL, inbox_channel, peer_channel
 from shoal.wire.identity import AgentSecret, ClientKey
 from shoal.wire.lane_tag import has_tag, lane_state
 
@@ -217,20 +217,86 @@ async def test_a_client_that_was_away_goes_on_with_another_id_and_tells_what_may
     assert driver.counters.identities == 1
 
 
-def test_a_publisher_is_asked_with_one_key_after_the_other() -> None:
-    """A new publisher has only the newer one; one that was away only the older one."""
+BOTH = (SECRET, NEW)
+
+
+def introduction(nonce: int) -> control.Introduced:
+    """An agent's answer while two generations are in force: both keys of OTHER."""
     own = SECRET.client(CLIENT)
-    keys = PeerKeys({1: own})
+    keys = [(one.generation, one.client(OTHER).peer(CLIENT)) for one in BOTH]
+    return control.Introduced(OTHER, [(number, own.sealed(key, nonce, OTHER, number)) for number, key in keys])
+
+
+def generations(keys: PeerKeys, repeated: bool) -> list[int]:
+    return [seal.generation for seal in keys.seals(OTHER, repeated) if seal is not None]
+
+
+def test_a_publisher_is_asked_with_the_key_in_which_it_answers_and_again_with_both() -> None:
+    """A new publisher has only the newer one; one that was away only the older one."""
+    keys = PeerKeys({1: SECRET.client(CLIENT)})
     keys.asked(5, OTHER, "timer")
-    sealed = [
-        (secret.generation, own.sealed(secret.client(OTHER).peer(CLIENT), 5, OTHER, secret.generation))
-        for secret in (SECRET, NEW)
-    ]
-    assert keys.introduced(5, control.Introduced(OTHER, sealed), 1) == ["timer"]
-    seals = [keys.seal(OTHER) for _ in range(4)]
-    assert [seal.generation for seal in seals if seal is not None] == [2, 1, 2, 1]
+    assert keys.introduced(5, introduction(5), 1) == ["timer"]
+    assert (generations(keys, False), generations(keys, True)) == ([2], [2, 1])
+    keys.answered(OTHER, 1)
+    assert (generations(keys, False), generations(keys, True)) == ([1], [1, 2])
     assert keys.key(OTHER, 2) == NEW.client(OTHER).peer(CLIENT)
     keys.retain([2])
     assert keys.key(OTHER, 1) is None
+    assert generations(keys, False) == [2]
     keys.retain([])
     assert keys.lacks(OTHER)
+
+
+class Asking(RouterDriver):
+    """A driver that keeps the questions to OTHER: number, stream and generation of each."""
+
+    def __init__(self) -> None:
+        self.questions: list[tuple[int, int, int]] = []
+        super().__init__(("s1",), secret=SECRET)
+
+    def _introduced(self, client: int, introduce: control.Introduce) -> control.Introduced:
+        return introduction(introduce.nonce)
+
+    def _serve(self, here: Any, command: Any) -> Any:
+        if command[:2] == (b"PUBLISH", peer_channel(OTHER)):
+            head = control.read_head(command[2])
+            number, heal = control.decode(command[2])[1:]
+            assert head is not None
+            assert isinstance(heal, control.Heal)
+            self.questions.append((number, heal.stream, head.generation))
+        return super()._serve(here, command)
+
+    def answer(self, number: int, stream: int, generation: int) -> None:
+        """The publisher says that it has no message before 2."""
+        key = next(one for one in BOTH if one.generation == generation).client(OTHER).peer(CLIENT)
+        healed = control.Healed(b"tile", stream, 2, 2, 2, 1)
+        seal = control.replying(key, generation)
+        self.push("s1", peer_channel(CLIENT), control.encode(healed, OTHER, number, seal))
+
+
+def with_two_holes() -> Asking:
+    """A subscription that lacks the first message of two streams of OTHER."""
+    driver = Asking()
+    driver.subscribe(b"tile")
+    driver.lose("s1")
+    driver.play()
+    for stream in (STREAM, STREAM + 1):
+        driver.message("s1", b"tile", stream, 2, b"2")
+    driver.advance(2.0)
+    return driver
+
+
+def test_a_publisher_with_one_of_the_keys_hears_the_questions_about_all_of_its_streams() -> None:
+    driver = with_two_holes()
+    for stream in (STREAM, STREAM + 1):
+        assert {generation for _, asked, generation in driver.questions if asked == stream} == {1, 2}
+
+
+def test_a_publisher_that_has_answered_is_asked_with_that_key_first() -> None:
+    driver = with_two_holes()
+    number, stream, _ = next(question for question in driver.questions if question[2] == 1)
+    driver.answer(number, stream, 1)
+    driver.questions.clear()
+    driver.message("s1", b"tile", stream, 4, b"4")
+    driver.advance(5.0)
+    assert next(generation for _, asked, generation in driver.questions if asked == stream) == 1

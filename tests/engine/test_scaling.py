@@ -167,7 +167,8 @@ class Site:
         """Ends the change: everything before SWITCH is delivered."""
         before, following = self.orders.configuration, self.orders.next
         assert following is not None
-        assert all(self.processes[name].progress[1] >= following.number for name in before.exits + following.exits)
+        awaited = following.members.union(before.exits)
+        assert all(self.processes[name].progress[1] >= following.number for name in awaited)
         self.order(Orders(1, "a", 0, following, stage=Stage.SERVE))
 
     def give_up(self) -> None:
@@ -360,6 +361,33 @@ def test_a_process_that_is_an_access_point_again_has_greater_numbers() -> None:
     site.change(Configuration(4, ("a", "b"), ONE, ("a", "b")))
     emit(site, 3)
     assert [one.failed for one in site.processes.values()] == ["", ""]
+
+
+def test_a_process_that_stays_says_when_it_has_heard_the_last_of_an_access_point_that_leaves() -> None:
+    """The change ends after that: then no process listens to that access point any more. A new matcher that had not
+    heard its SWITCH waited for it for ever, and with it every event."""
+    site = two_access_points()
+    emit(site, 1)
+    following = Configuration(3, ONE, ("a", "c"), ONE)
+    site.begin(following)
+    site.settle()
+    site.switch()
+    late: deque[Batch | ToMember | Settled] = deque()
+    for _ in range(200):
+        site.turns()
+        waiting = site.links.get(("b", "c", "fan"), deque())
+        late += waiting
+        waiting.clear()
+        site.carry()
+    drained = {name: site.processes[name].status(3, 0.0, 0.0).drained for name in "abc"}
+    assert drained == {"a": 3, "b": 3, "c": 2}
+    for batch in late:
+        assert isinstance(batch, Batch)
+        site.processes["c"].heard(batch)
+    site.settle()
+    assert site.processes["c"].status(3, 0.0, 0.0).drained == 3
+    site.end()
+    emit(site, 2)
 
 
 def test_an_access_point_that_missed_the_end_of_a_change_marks_it_later() -> None:
@@ -744,6 +772,9 @@ def test_a_change_goes_through_its_phases() -> None:
     found.step(0.5)
     assert found.configuration.text == "1-1-1"
     shows(found, 0.6, "a", joined=2, ready=2, prepared=2, drained=2)
+    found.step(0.6)
+    assert found.orders().step == Step.SWITCH, "b has not heard SWITCH"
+    shows(found, 0.6, "b", joined=2, ready=2, drained=2)
     found.step(0.6)
     assert (found.configuration, found.phase, found.changes) == (following, Phase.IDLE, 1)
     assert found.last_change_s == pytest.approx(0.5)

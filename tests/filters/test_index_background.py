@@ -141,7 +141,7 @@ def test_settle_does_not_wait_for_later_inserts(monkeypatch: pytest.MonkeyPatch)
 def test_settle_includes_everything_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
-        assert index._single._merge is not None
+        assert index._single._is_merging
         index.insert_many(range(100, 110), TEN)
         index.insert(200, TEN[3])
         index.remove(3)
@@ -164,7 +164,7 @@ def test_a_forked_child_can_change_and_settle_during_a_merge(wanted: Any, monkey
     with held_merges(monkeypatch) as go:
         for part in range(2, 10):
             index.insert_many(range(10 * part, 10 * part + 10), TEN)
-        assert index._single._merge is not None
+        assert index._single._is_merging
 
         def work() -> bool:
             go.set()
@@ -224,7 +224,7 @@ def test_no_change_waits_for_a_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     with held_merges(monkeypatch) as go:
         index = filled(8)
         store = index._single
-        assert store._merge is not None
+        assert store._is_merging
         writer = threading.Thread(target=change_again, args=(index, range(8, rounds)), daemon=True)
         writer.start()
         writer.join(60)

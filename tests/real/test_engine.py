@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
@@ -58,7 +59,9 @@ class Doomed:
 async def doomed(cluster: LocalCluster, holder: str) -> AsyncIterator[Doomed]:
     url = cluster.url_for(ENGINE)
     async with shoal.connect(url) as bus, await PRODUCTION.coordinator(url, 2.0) as coordinator:
-        shell = EngineShell("main", bus, coordinator, holder, LIMITS)
+        shell = EngineShell(
+            "main", bus, coordinator, holder, LIMITS, cpu_s=time.process_time, thread_s=time.thread_time
+        )
         task = asyncio.create_task(shell.run())
         try:
             yield Doomed(shell, task, bus)
@@ -187,7 +190,9 @@ async def test_a_process_that_stops_serving_and_serves_again_is_another_instance
         url = cluster.url_for(ENGINE)
         wire = Refusing(await stack.enter_async_context(shoal.connect(url)))
         coordinator = await stack.enter_async_context(await PRODUCTION.coordinator(url, 2.0))
-        shell = EngineShell("main", wire, coordinator, "one", LIMITS)
+        shell = EngineShell(
+            "main", wire, coordinator, "one", LIMITS, cpu_s=time.process_time, thread_s=time.thread_time
+        )
         serving = asyncio.create_task(shell.run())
         reader = await stack.enter_async_context(shoal.connect(cluster.url))
         emitter = await stack.enter_async_context(shoal.connect(cluster.url))

@@ -126,7 +126,9 @@ async def _serve(url: str, settings: Settings, name: str) -> None:
         await PRODUCTION.coordinator(url, limits.server_lease_s / 2) as coordinator,
     ):
         holder = f"{name}-{PRODUCTION.random.getrandbits(32):08x}"  # another one for each incarnation
-        shell = EngineShell("main", bus, coordinator, holder, limits)
+        shell = EngineShell(
+            *("main", bus, coordinator, holder, limits), cpu_s=time.process_time, thread_s=time.thread_time
+        )
         engine_metrics.show(lambda: shell.status)
         task = asyncio.create_task(shell.run())
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -4,7 +4,7 @@ Owns the configuration. Without I/O: it hears how the processes are (`heard`), a
 `orders`). It is in the process that holds the lease, the *head*, and begins again with every instance.
 
     idle --other numbers are wanted--> joining --all listen--> preparing --all have their filters--> draining --> idle
-             (new processes listen)      (PREPARE is marked)       (SWITCH is marked; what is older is delivered)
+             (new processes listen)      (PREPARE is marked)       (SWITCH is marked; all before is delivered)
 
 A process that is new and dies, or takes too long, before SWITCH is marked: the change is given up. A process of the
 configuration in force that dies ends the instance: the next one begins with the processes that are left.
@@ -210,9 +210,10 @@ class Director:
         return all(self._status(name).prepared >= following.number for name in self.configuration.access_points)
 
     def _is_drained(self, following: Configuration) -> bool:
-        """Whether everything before SWITCH is delivered."""
-        exits = self.configuration.exits + following.exits
-        return all(self._status(name).drained >= following.number for name in exits)
+        """Whether everything before SWITCH is delivered, and all processes that stay have heard SWITCH: after this they
+        do not hear access points that leave."""
+        awaited = following.members.union(self.configuration.exits)
+        return all(self._status(name).drained >= following.number for name in awaited)
 
     def _finish(self, now: float) -> None:
         assert self.following is not None

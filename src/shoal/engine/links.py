@@ -223,7 +223,7 @@ class Status(msgspec.Struct, frozen=True, array_like=True, tag=2):
     settled: dict[str, int] = {}
     """By access point: the batch up to which its exit point has delivered everything."""
     drained: int = 0
-    """The newest configuration before which its exit point has delivered everything."""
+    """The newest configuration to which it has switched, and before which its exit point has delivered everything."""
     prepared: int = 0
     """The newest configuration for which its access point has marked PREPARE."""
     roll_over: bool = False

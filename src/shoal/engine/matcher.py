@@ -22,6 +22,7 @@ from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
 from shoal.engine.subscription_table import Owner, SubscriptionTable, owners
+from shoal.filters.index.background import THREADS, Background
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -57,14 +58,20 @@ class Matcher:
     """One matcher of one instance. `out` has what it tells other members; `failed` why it cannot go on."""
 
     def __init__(
-        self, name: str, instance: int, configuration: Configuration, limits: Limits, rules: Rules = ALL_RULES
+        self,
+        name: str,
+        instance: int,
+        configuration: Configuration,
+        limits: Limits,
+        rules: Rules = ALL_RULES,
+        background: Background = THREADS,
     ) -> None:
         self._name = name
         self._instance = instance
         self._configuration = configuration
         self._limits = limits
         self._rules = rules
-        self.table = SubscriptionTable(limits)
+        self.table = SubscriptionTable(limits, background)
         self._presenting: dict[int, _Presentation] = {}
         """By client."""
         self._next: Configuration | None = None

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
@@ -37,10 +36,11 @@ from shoal.engine.messages import decode_letter, lane_channel
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ProtocolError, ShoalError
+from shoal.filters.index.background import Background
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.message import Gap, Message
-from shoal.rules import ALL_RULES, Rules
+from shoal.rules import Rules
 from shoal.runtime import TIMER_GRAIN_S
 
 STATUS_EVERY_S: Final = 0.2
@@ -61,11 +61,13 @@ class MemberShell:
         name: str,
         wire: Wire,
         limits: Limits,
-        rules: Rules = ALL_RULES,
-        cpu_s: Callable[[], float] = time.process_time,
-        meter: Meter | None = None,
+        rules: Rules,
+        cpu_s: Callable[[], float],
+        meter: Meter,
+        background: Background,
     ) -> None:
-        self._meter = meter or Meter()
+        self._meter = meter
+        self._background = background
         self._engine = engine
         self._cpu_s = cpu_s
         self._name = name
@@ -141,7 +143,9 @@ class MemberShell:
         now = asyncio.get_running_loop().time()
         operators = self.operators
         if operators is None:
-            operators = self.operators = Operators(self._name, orders, self._limits, now, self._rules, self._meter)
+            operators = self.operators = Operators(
+                *(self._name, orders, self._limits, now, self._rules, self._meter, self._background)
+            )
             self._outbox = Outbox(self._engine, self._wire, operators.confirmed, self._awake.set, self._meter)
             _log.info("process joins the engine", engine=self._engine, instance=orders.instance, name=self._name)
         else:

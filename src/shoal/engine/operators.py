@@ -40,6 +40,7 @@ from shoal.engine.links import (
 from shoal.engine.matcher import Matcher
 from shoal.engine.measures import ACCESS, MATCHING, MERGING, Meter
 from shoal.engine.messages import Letter
+from shoal.filters.index.background import THREADS, Background
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
 
@@ -75,8 +76,10 @@ class Operators:
         now: float,
         rules: Rules = ALL_RULES,
         meter: Meter | None = None,
+        background: Background = THREADS,
     ) -> None:
         self.name = name
+        self._background = background
         self.meter = meter or Meter()
         self.waits = EventWaits()
         self.instance = orders.instance
@@ -126,7 +129,9 @@ class Operators:
         if not any(self.name in one.matchers for one in configurations):
             self.matcher = None
         elif self.matcher is None:
-            self.matcher = Matcher(self.name, self.instance, orders.configuration, self._limits, self._rules)
+            self.matcher = Matcher(
+                *(self.name, self.instance, orders.configuration, self._limits, self._rules, self._background)
+            )
         if not any(self.name in one.exits for one in configurations):
             self.exit_point = None
         elif self.exit_point is None:
@@ -166,7 +171,8 @@ class Operators:
         over."""
         point = self.access_point
         ready = 0 if self.matcher is None else self.matcher.ready
-        return ready, self._drained, 0 if point is None else point.prepared, point is not None and point.roll_over
+        drained = self._configuration.number if self.exit_point is None else self._drained
+        return ready, drained, 0 if point is None else point.prepared, point is not None and point.roll_over
 
     @property
     def sources(self) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -21,6 +20,7 @@ from shoal.engine.operators import Operators
 from shoal.engine.outbox import Wire
 from shoal.engine.subscription_table import SubscriptionTable
 from shoal.errors import CoordinatorError, ShoalError
+from shoal.filters.index.background import THREADS, Background
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.rules import ALL_RULES, Rules
@@ -39,10 +39,13 @@ class EngineShell:
         name: str,
         limits: Limits,
         rules: Rules = ALL_RULES,
-        cpu_s: Callable[[], float] = time.process_time,
-        thread_s: Callable[[], float] = time.thread_time,
+        *,
+        cpu_s: Callable[[], float],
+        thread_s: Callable[[], float],
+        background: Background = THREADS,
     ) -> None:
-        """`cpu_s` is the CPU of the process, `thread_s` that of the thread in which it runs."""
+        """`cpu_s` is the CPU of the process, `thread_s` that of the thread in which it runs; `background` merges the
+        index of filters."""
         self._engine = engine
         self._wire = wire
         self._coordinator = coordinator
@@ -54,7 +57,7 @@ class EngineShell:
         self._last_token = 0
         self.head: HeadShell | None = None
         self.meter = Meter(thread_s)
-        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self.meter)
+        self.member = MemberShell(engine, name, wire, limits, rules, cpu_s, self.meter, background)
 
     @property
     def status(self) -> Status | None:

@@ -20,6 +20,7 @@ from shoal.engine.messages import Event, Refused
 from shoal.engine.seat_groups import SeatGroups
 from shoal.errors import EventError, FilterError
 from shoal.filters.events import decode_any_event
+from shoal.filters.index.background import THREADS, Background
 from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
 from shoal.limits import Limits
@@ -76,9 +77,9 @@ class Matched(NamedTuple):
 class SubscriptionTable:
     """The filters of all clients. A filter takes about 50 bytes here, besides those of the index and its wire form."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, background: Background = THREADS) -> None:
         self._limits = limits
-        self._index = Index()
+        self._index = Index(background)
         self._numbers = FilterNumbers()
         self._arena = FilterArena()
         self._checksum_of = np.zeros(0, np.uint32)

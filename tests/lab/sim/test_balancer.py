@@ -14,7 +14,7 @@ pytestmark = pytest.mark.xdist_group("sim_balancer")
 CATCHING: dict[str, int] = {
     "fence": 9,
     "drained": 1,
-    "one_at_a_time": 4,
+    "one_at_a_time": 9,
     "basis": 2,
     "pinned": 3,
     "once": 1,

@@ -16,9 +16,11 @@ SEEDS = CHUNK_SEEDS + 1
 """Enough for two workers to have something to do."""
 
 DIGESTS = """
-from shoal.lab.sim.scenarios import balancer, moves, recording
+from shoal.lab.sim.scenarios import balancer, engine, moves, queue, recording
 print("moves", moves.run_seed(35).digest.hex())
 print("recording", recording.run_seed(0).digest.hex())
+print("engine", engine.run_seed(3).digest.hex())
+print("queue", queue.run_seed(3).digest.hex())
 print("balancer", balancer.run_seed(2, variant={"rests": False}).digest.hex())
 """
 """Of the protocols that `campaign` does not run. The balancer does not wait for rest, which takes most of its time."""
@@ -52,7 +54,7 @@ def test_neither_hash_seed_nor_workers_change_what_happens() -> None:
 
 def test_every_other_protocol_has_the_same_digests_with_another_hash_seed() -> None:
     digests = run_python("-c", DIGESTS, hash_seed=1)
-    assert [line.split()[0] for line in digests] == ["moves", "recording", "balancer"]
+    assert [line.split()[0] for line in digests] == ["moves", "recording", "engine", "queue", "balancer"]
     assert digests == run_python("-c", DIGESTS, hash_seed=4242)
 
 

@@ -10,51 +10,13 @@ from typing import Any
 
 import pytest
 import uvloop
+from tests.lab.sim.machine import Machine
 
-from shoal.lab.sim import FaultOptions, ModelCoordinator, Network, World
-from shoal.lab.sim.world.loop import THREAD_S, TIMERS_CANCELLED_MIN, TURN_S, SimLoop
-from shoal.lab.sim.world.process import Processes
+from shoal.lab.sim import FaultOptions
+from shoal.lab.sim.world.loop import THREAD_S, TIMERS_CANCELLED_MIN, TURN_S
 
 DRIFTING = FaultOptions(clock_drift_max=0.05, clock_offset_s=(100.0, 900.0))
 ROUNDED = (-1.0, 0.0, 0.000_4, 0.000_6, 0.001, 0.001_4, 0.001_6, 0.007_4, 0.25, 1.999_6, 80_000.0)
-
-
-class Machine:
-    """A node with a process on it, in its own world."""
-
-    def __init__(self, seed: int = 1, options: FaultOptions | None = None) -> None:
-        self.world = World(seed)
-        self.network = Network(self.world, options)
-        self.processes = Processes(self.network, ModelCoordinator(self.network))
-        self.node = self.network.node("machine")
-        self.process = self.processes.new(self.node)
-
-    @property
-    def loop(self) -> SimLoop:
-        return self.process.loop
-
-    @property
-    def failures(self) -> list[str]:
-        return self.processes.failures
-
-    def begin(self, main: Coroutine[Any, Any, object]) -> None:
-        self.process.begin(main)
-
-    def run_for(self, seconds: float) -> None:
-        self.world.run(self.world.now + seconds)
-
-    def result_of(self, main: Coroutine[Any, Any, Any], within_s: float = 60.0) -> Any:
-        """What a coroutine returns or raises within some virtual time."""
-        results: list[Any] = []
-
-        async def run() -> None:
-            results.append(await main)
-
-        self.begin(run())
-        self.run_for(within_s)
-        assert self.failures == []
-        (result,) = results
-        return result
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------

@@ -23,11 +23,11 @@ CATCHING: dict[str, tuple[int, ...]] = {
     "prepare": (35,),
     "widen_before_switch": (1,),
     "narrow_last": (23,),
-    "whole_resync": (83, 29),
-    "dedupe": (2,),
+    "whole_resync": (6,),
+    "dedupe": (0,),
     "order": (35,),
     "heal": (9,),
-    "handshake": (15,),
+    "handshake": (21,),
     "lease": (26,),
 }
 """Quick seeds that are known to catch a broken rule."""

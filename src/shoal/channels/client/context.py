@@ -315,9 +315,12 @@ class Context:
         """Whether an agent would take messages that must name its incarnation. With scheme 0 it takes any."""
         return self.key is None or link.incarnation != 0
 
-    def ask_peer(self, link: ServerLink, publisher: int, message: control.Heal, number: int) -> None:
-        """Queues a request to a publisher, by way of a server."""
-        self._tell_peer(link, publisher, message, number, self.peers.seal(publisher))
+    def ask_peer(
+        self, link: ServerLink, publisher: int, message: control.Heal, number: int, repeated: bool = False
+    ) -> None:
+        """Queues a request to a publisher, by way of a server; a `repeated` one for each key that it may have."""
+        for seal in self.peers.seals(publisher, repeated):
+            self._tell_peer(link, publisher, message, number, seal)
 
     def answer_peer(self, link: ServerLink, asker: int, message: control.Resend | control.Healed, number: int) -> None:
         """Queues an answer to a subscriber, on its own peer channel and in the generation of its request."""

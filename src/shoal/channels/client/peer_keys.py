@@ -1,8 +1,9 @@
 """The keys that a subscriber shares with publishers, so that it can ask them for missing messages.
 
 Owns the keys and the questions to agents about them. A publisher derives the key from its own; a subscriber gets it
-from any agent, once per publisher. While two generations of the agents' secret are in force there are two keys.
-Requests use one after the other: a new publisher has only the newer one, one that was away only the older one.
+from any agent, once per publisher. While two generations of the agents' secret are in force there are two keys: a new
+publisher has only the newer one, one that was away only the older one. A question is asked with the key that the
+publisher answered with last, or the newer one; if it is repeated, with both.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class PeerKeys:
     def __init__(self, own: dict[int, ClientKey]) -> None:
         self._own = own
         self._keys: dict[int, dict[int, bytes]] = {}
-        """By publisher and generation; the one to use next comes first."""
+        """By publisher and generation; the one to ask with first comes first."""
         self._asked: dict[int, int] = {}
         self._waiting: dict[int, dict[Hashable, None]] = {}
 
@@ -32,14 +33,17 @@ class PeerKeys:
         """The key shared with a publisher; None if it is not known."""
         return self._keys.get(publisher, {}).get(generation)
 
-    def seal(self, publisher: int) -> control.Seal | None:
-        """Authenticates requests to a publisher whose key is known; None with scheme 0."""
+    def seals(self, publisher: int, repeated: bool) -> list[control.Seal | None]:
+        """Authenticate one request to a publisher, each a copy of it: one, or of a `repeated` request as many as there
+        are keys. None with scheme 0, or if no key is known."""
+        known = list(self._keys.get(publisher, {}).items())
+        return [control.asking(key, generation) for generation, key in known[: None if repeated else 1]] or [None]
+
+    def answered(self, publisher: int, generation: int) -> None:
+        """A publisher has answered with its key of a generation: it is asked with that one first."""
         known = self._keys.get(publisher)
-        if not known:
-            return None
-        generation = next(iter(known))
-        known[generation] = key = known.pop(generation)
-        return control.asking(key, generation)
+        if known is not None and generation in known:
+            self._keys[publisher] = {generation: known.pop(generation)} | known
 
     def retain(self, generations: Collection[int]) -> None:
         """Forgets the keys of all other generations."""

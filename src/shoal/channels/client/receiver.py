@@ -605,7 +605,7 @@ class Receiver:
         if len(self._requests) > REQUESTS_MAX:
             del self._requests[next(iter(self._requests))]
         request = control.Heal(chan.name, stream.stream, begin, last, hole_end)
-        self._context.ask_peer(link, client_of(stream.stream), request, nonce)
+        self._context.ask_peer(link, client_of(stream.stream), request, nonce, repeated=stream.attempts > 0)
 
     def _introduce(self, link: ServerLink, publisher: int, timer: Hashable) -> None:
         """Asks an agent for the key of a publisher, which is asked for messages when it has come."""

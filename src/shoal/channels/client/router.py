@@ -681,6 +681,7 @@ class Router:
                 if self._context.key is not None and request is None:
                     self.counters.outdated += 1
                     return
+                self._context.peers.answered(client, self._context.generation)
                 for sub in list(self._subscriber.by_channel.get(message.channel, ())):
                     self._heal(sub, message, link.server, now, request)
                 for subs in list(self._subscriber.by_pattern.values()):

@@ -239,7 +239,8 @@ class ChannelRecord:
     def settled(self) -> bool:
         """Whether the record waits for nothing."""
         waits = self._doubt_until is not None or any(stream.owes for stream in self._streams.values())
-        return self.state is states.RecordState.WRITING and not waits and not self._writer.has_unwritten
+        waits = waits or self._writer.is_writing or self._writer.has_unwritten
+        return self.state is states.RecordState.WRITING and not waits
 
     def trim(self) -> None:
         """Drops the oldest entries, because the share of the record has become smaller."""

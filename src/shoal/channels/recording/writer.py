@@ -78,6 +78,11 @@ class RecordWriter:
         """Whether the record lacks refused entries."""
         return bool(self._unwritten)
 
+    @property
+    def is_writing(self) -> bool:
+        """Whether the server has not answered all writes."""
+        return bool(self._pending)
+
     def take_unwritten(self) -> list[RecordedGap]:
         """The gaps for refused entries, to be written."""
         unwritten, self._unwritten = self._unwritten, []

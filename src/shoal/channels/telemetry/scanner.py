@@ -169,16 +169,17 @@ class Scanner:
         self._false = tables.head["refuted"]
         """The number of messages with a false tag in the tables, read faster."""
         self._loops = loop_image.current()
+        self._prepared = self._loops.prepare(tables)
         self._bind_scan()
 
     def _bind_scan(self) -> None:
         self._scan_frames: Callable[[], int] = self._loops.bind(
-            "scan_frames", self._buffer, self._cursors, self._tables, self.meter
+            "scan_frames", self._buffer, self._cursors, self._prepared, self.meter
         )
 
     def _grow(self) -> None:
         self._bind(grow(self._tables))
-        self._loops.call("fill_slots", self._tables)
+        self._loops.call("fill_slots", self._prepared)
 
     def set_secrets(self, server: str, keys: Sequence[bytes]) -> None:
         """Checks the tags of messages from now on, see `tables.set_secrets`."""
@@ -187,7 +188,7 @@ class Scanner:
         dropped = not set(self._secrets).issubset(keys)
         self._server, self._secrets = server, tuple(keys)
         set_secrets(self._tables, server, keys, dropped)
-        self._loops.call("fill_slots", self._tables)
+        self._loops.call("fill_slots", self._prepared)
 
     def feed(self, data: bytes, now: float) -> None:
         """Takes bytes that had arrived by `now`, a time of a clock that is never set."""
@@ -324,7 +325,7 @@ class Scanner:
         `but_version` are only counted."""
         name = padded(channel)
         unless = NO_VERSION if but_version is None else but_version
-        while self._loops.call("set_watched", self._tables, name, len(channel), on, unless) == NO_ROOM:
+        while self._loops.call("set_watched", self._prepared, name, len(channel), on, unless) == NO_ROOM:
             self._grow()
 
     def streams(self, channel: bytes) -> Listing:
@@ -335,14 +336,14 @@ class Scanner:
         size = int(self._tables.channels[index]["streams"])
         streams, lasts = np.empty(size, np.uint64), np.empty(size, np.uint64)
         ticks, told = np.empty(size, np.int64), np.empty(size, np.bool_)
-        self._loops.call("list_streams", self._tables, index, streams, lasts, ticks, told)
+        self._loops.call("list_streams", self._prepared, index, streams, lasts, ticks, told)
         pairs = list(zip(streams.tolist(), lasts.tolist(), strict=True))
         complete = bool(self._tables.channels[index]["refused_tick"] == NEVER)
         return Listing(pairs, complete, self._heard_by(ticks), told.tolist() if self._secrets else [True] * len(pairs))
 
     def last_of(self, channel: bytes, stream: int) -> int | None:
         """The last sequence number of a stream; None if it is not known."""
-        index = self._loops.call("find_stream_of", self._tables, padded(channel), len(channel), stream)
+        index = self._loops.call("find_stream_of", self._prepared, padded(channel), len(channel), stream)
         return None if index == MISSING else int(self._tables.streams[index]["last"])
 
     def set_stream(self, channel: bytes, stream: int, last: int) -> bool:
@@ -350,7 +351,7 @@ class Scanner:
         met."""
         name = padded(channel)
         while True:
-            index = self._loops.call("set_stream", self._tables, name, len(channel), stream, last)
+            index = self._loops.call("set_stream", self._prepared, name, len(channel), stream, last)
             if index != NO_ROOM:
                 return index != REFUSED
             self._grow()
@@ -362,12 +363,12 @@ class Scanner:
         tables, head = self._tables, self._tables.head[0]
         streams, channels = int(head["streams"]), int(head["channels"])
         moved = np.empty(streams, np.int32), np.empty(channels, np.int32)
-        self._loops.call("forget", tables, max(before_tick, NEVER + 1), *moved)
+        self._loops.call("forget", self._prepared, max(before_tick, NEVER + 1), *moved)
         dropped = streams - int(head["streams"]), channels - int(head["channels"])
         if any(dropped):
             tables.channel_slots[:] = 0
             tables.stream_slots[:] = 0
-            self._loops.call("fill_slots", tables)
+            self._loops.call("fill_slots", self._prepared)
         return dropped
 
     def channels(self) -> list[bytes]:
@@ -389,7 +390,7 @@ class Scanner:
     def matching(self, pattern: bytes, steps_max: int) -> tuple[list[bytes], int, bool]:
         """The names of the channels that a pattern matches, the number of steps, and whether all were looked at."""
         found = np.zeros(self._tables.head[0]["channels"], np.bool_)
-        steps = self._loops.call("match_channels", self._tables, np.frombuffer(pattern, np.uint8), steps_max, found)
+        steps = self._loops.call("match_channels", self._prepared, np.frombuffer(pattern, np.uint8), steps_max, found)
         return self._names(found.nonzero()[0].astype(np.int32)), max(steps, ~steps), steps >= 0
 
     @property
@@ -426,7 +427,7 @@ class Scanner:
     def find(self, names: Bytes, offsets: Indexes) -> Indexes:
         """The index of each channel, -1 if it is not known. `names` must end in padding (see `raw_bytes`)."""
         found = np.empty(len(offsets) - 1, np.int32)
-        self._loops.call("find_channels", self._tables, names, offsets, found)
+        self._loops.call("find_channels", self._prepared, names, offsets, found)
         return found
 
     def _gather_names(self, indexes: Indexes) -> tuple[Bytes, Indexes]:
@@ -434,7 +435,7 @@ class Scanner:
         offsets = np.zeros(len(indexes) + 1, np.int32)
         self._tables.channels["name_bytes"][indexes].cumsum(out=offsets[1:])
         names = np.empty(offsets[-1], np.uint8)
-        self._loops.call("gather_names", self._tables, np.ascontiguousarray(indexes), offsets, names)
+        self._loops.call("gather_names", self._prepared, np.ascontiguousarray(indexes), offsets, names)
         return names, offsets
 
     def take_other_formats(self) -> tuple[int, int]:

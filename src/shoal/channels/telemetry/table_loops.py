@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,10 @@ TABLE_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 class Loops(Protocol):
     """A way to run the loops."""
 
+    def prepare(self, bound: Tables) -> Any:
+        """Tables in the form in which these loops take them. It keeps them alive."""
+        ...
+
     def bind(self, name: str, *arguments: Any) -> Callable[[], int]:
         """A loop with its arguments, for a loop that is called often with the same arrays."""
         ...
@@ -80,6 +84,11 @@ class Loops(Protocol):
 
 class PlainLoops:
     """The loops as Python."""
+
+    def prepare(self, bound: Tables) -> Tables:
+        """The tables, with rows in place of records."""
+        arrays: Iterable[Any] = (Rows(array) if array.dtype.names else array for array in bound)
+        return Tables(*arrays)
 
     def bind(self, name: str, *arguments: Any) -> Callable[[], int]:
         """A loop with its arguments; records become rows."""
@@ -98,12 +107,19 @@ class PlainLoops:
 
 
 def _as_rows(argument: Any, kind: str) -> Any:
-    if kind == TABLES:
-        arrays: Iterable[Any] = (Rows(array) if array.dtype.names else array for array in argument)
-        return Tables(*arrays)
     if kind == "word":
         return np.uint64(argument)
     return Rows(argument) if kind in ("cursor", "meter") else argument
+
+
+class AddressedTables(NamedTuple):
+    """Tables for machine code. Computing the addresses takes longer than most loops, so it is done once."""
+
+    bound: Tables
+    block: Array
+    """The addresses and lengths of the arrays."""
+    address: int
+    """Of the block."""
 
 
 class MachineLoops:
@@ -119,24 +135,25 @@ class MachineLoops:
             words = [ctypes.c_int64] * (2 + sum(map(words_of, kinds)))
             # It keeps the interpreter's lock: releasing that would cost more than most calls.
             self._functions[name] = ctypes.PYFUNCTYPE(ctypes.c_int32, *words)(addresses[name])
-        self._block: tuple[Tables | None, Array, int] = None, np.zeros(0, np.int64), 0
+
+    def prepare(self, bound: Tables) -> AddressedTables:
+        """The tables with their addresses."""
+        block = np.array([(_address(array), len(array)) for array in bound], np.int64)
+        return AddressedTables(bound, block, _address(block))
 
     def bind(self, name: str, *arguments: Any) -> Callable[[], int]:
         """A loop with its arguments; the result keeps the arrays alive."""
         words = [*self._results]
-        kept = []
         for argument, kind in zip(arguments, SIGNATURES[name][1], strict=True):
             if kind == TABLES:
-                block, address = self._block_of(argument)
-                kept.append(block)
-                words.append(address)
+                words.append(argument.address)
             elif kind in ("int", "word"):
                 words.append(int(argument))
             else:
                 if argument.dtype != DTYPES[kind] or not argument.flags.c_contiguous:
                     raise ValueError(f"{name} needs contiguous arrays of {kind}")
                 words += [_address(argument), len(argument)]
-        return partial(self._run, self._functions[name], tuple(words), (arguments, kept))
+        return partial(self._run, self._functions[name], tuple(words), arguments)
 
     def _run(self, function: Callable[..., int], words: tuple[int, ...], _kept: object) -> int:
         if function(*words):
@@ -146,13 +163,6 @@ class MachineLoops:
     def call(self, name: str, *arguments: Any) -> int:
         """Runs a loop."""
         return self.bind(name, *arguments)()
-
-    def _block_of(self, bound: Tables) -> tuple[Array, int]:
-        """The addresses and lengths of the tables' arrays, and the address of these."""
-        if self._block[0] is not bound:
-            block = np.array([(_address(array), len(array)) for array in bound], np.int64)
-            self._block = bound, block, _address(block)
-        return self._block[1:]
 
 
 def _address(array: Array) -> int:

@@ -27,6 +27,7 @@ from shoal.filters.arrays import variants_of
 from shoal.filters.events import decode_any_event
 from shoal.filters.filter import Filter, check_filter
 from shoal.filters.index import snapshot
+from shoal.filters.index.background import THREADS, Background
 from shoal.filters.index.hash_tables import ID_MAX, StringTable
 from shoal.filters.index.record_format import RecordSet, select_records
 from shoal.filters.index.segment_store import (
@@ -148,8 +149,10 @@ class Index:
     second store, and belongs to a subscription.
     """
 
-    def __init__(self) -> None:
-        self._single = SegmentStore()
+    def __init__(self, background: Background = THREADS) -> None:
+        """`background` merges segments."""
+        self._background = background
+        self._single = SegmentStore(background=background)
         """Filters with one conjunction."""
         self._lock = threading.RLock()
         """Held to change the fields below, and to read more than one of them. A match does not take it: the owner of a
@@ -177,7 +180,7 @@ class Index:
     @cached_property
     def _disjuncts(self) -> SegmentStore:
         """The conjunctions of filters with alternatives. Created for the first such filter."""
-        return SegmentStore()
+        return SegmentStore(background=self._background)
 
     @property
     def unique(self) -> int:
@@ -444,7 +447,7 @@ class Index:
         ]
 
     def _part(self, given: RecordSet, disjunctions: _Disjunctions, ids: IdArray) -> Index:
-        part = Index()
+        part = Index(self._background)
         part._single.add_records(given, self._single.names, self._single.strings)
         part._add_disjunctions(disjunctions, ids)
         return part

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from shoal.errors import EventError, FilterError, FilterTooLargeError
 from shoal.filters.index import event_row, matcher, record_format, segment_builder
 from shoal.filters.index import segment_layout as layout
+from shoal.filters.index.background import THREADS, Background
 from shoal.filters.index.hash_tables import STRING_BYTES, TABLE_FULL, IdSet, StringTable
 from shoal.filters.index.kernel_context import (
     R_BUFFER_COUNT,
@@ -154,16 +155,22 @@ class SegmentStore:
     - A match is one kernel call that keeps the interpreter lock. It reads one view, so it sees all of a change or none
       of it.
     - Changes take `_lock`, so there is one at a time. Each ends with `_refresh`, which replaces the view.
-    - A merge runs in a thread of its own, without the interpreter lock, and reads only arrays that are never written
-      again. Its result comes in by one assignment, under the lock. No change waits for it.
+    - A merge runs in the `background`, in a thread of its own, without the interpreter lock, and reads only arrays that
+      are never written again. Its result comes in by one assignment, under the lock. No change waits for it.
     - Slices that were handed out stay valid, because they are views of immutable segments.
     """
 
-    def __init__(self, names: StringTable | None = None, strings: StringTable | None = None) -> None:
+    def __init__(
+        self,
+        names: StringTable | None = None,
+        strings: StringTable | None = None,
+        background: Background = THREADS,
+    ) -> None:
         announce_compilations()
         self.names = names or StringTable()
         self.strings = strings or StringTable()
         self.ids = IdSet()
+        self._background = background
         self._lock = threading.RLock()
         self._segments: tuple[Segment, ...] = ()
         self._buffer = RecordBuffer()
@@ -172,7 +179,7 @@ class SegmentStore:
         self._ids_per_event = 0.0
         self._merged = threading.Condition(self._lock)
         """Notified when a merge has ended."""
-        self._merge: threading.Thread | None = None
+        self._is_merging = False
         self._merging: tuple[Segment, ...] = ()
         """What the merge that runs replaces."""
         self._removed: list[int] | None = None
@@ -452,9 +459,9 @@ class SegmentStore:
                         raise failure
                     if self._is_settled or self._full_merges_done > before:
                         break
-                    if self._merge is None:
+                    if not self._is_merging:
                         self._start_merge(self._segments)
-                    self._merged.wait()
+                    self._background.wait(self._merged)
             finally:
                 self._settling -= 1
             if self._is_settled and not len(self._buffer):
@@ -465,7 +472,7 @@ class SegmentStore:
     def begin_settling(self) -> bool:
         """Starts to merge all segments, and waits for nothing. False if another merge runs."""
         with self._lock:
-            if self._merge is not None or self._settling:
+            if self._is_merging or self._settling:
                 return False
             if not self._is_settled:
                 self._start_merge(self._segments)
@@ -488,7 +495,7 @@ class SegmentStore:
 
     def _start_due(self) -> None:
         """Starts the merge that is due, if none runs and no thread settles: `settle` starts the next merge itself."""
-        if self._merge is None and not self._settling:
+        if not self._is_merging and not self._settling:
             due = self._due()
             if due:
                 self._start_merge(due)
@@ -503,15 +510,14 @@ class SegmentStore:
         return tuple(stale[:1])
 
     def _start_merge(self, segments: tuple[Segment, ...]) -> None:
-        """Starts a merge. The caller holds the lock, so the merge cannot end before `_merge` is set."""
+        """Starts a merge. The caller holds the lock."""
         full_merge = 0
         if segments == self._segments:
             self._full_merges_started += 1
             full_merge = self._full_merges_started
         dead = [segment.dead_positions() for segment in segments]
-        merge = threading.Thread(target=self._merge_now, args=(segments, dead, full_merge), name="shoal-merge")
-        merge.start()
-        self._merge, self._merging, self._removed = merge, segments, []
+        self._is_merging, self._merging, self._removed = True, segments, []
+        self._background.start(lambda: self._merge_now(segments, dead, full_merge))
 
     def _merge_now(self, segments: tuple[Segment, ...], dead: list[npt.NDArray[np.uint32]], full_merge: int) -> None:
         try:
@@ -543,7 +549,7 @@ class SegmentStore:
 
     def _end_merge(self, failure: Exception | None) -> None:
         """Records that no merge runs, and wakes the threads that wait for it."""
-        self._merge, self._merging, self._removed = None, (), None
+        self._is_merging, self._merging, self._removed = False, (), None
         self._failure = failure or self._failure
         self._merged.notify_all()
 
@@ -551,7 +557,7 @@ class SegmentStore:
         """In a child process only the forking thread exists: a merge that ran in the parent is forgotten."""
         self._lock = threading.RLock()
         self._merged = threading.Condition(self._lock)
-        self._merge, self._merging, self._removed, self._settling = None, (), None, 0
+        self._is_merging, self._merging, self._removed, self._settling = False, (), None, 0
 
     # State transfer
 

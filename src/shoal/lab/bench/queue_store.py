@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from shoal.cluster import process
-from shoal.cluster.servers import ServerSetup, choose_program, free_port, write_setup
+from shoal.cluster.servers import ServerSetup, choose_program, free_port, port_was_taken, write_setup
 from shoal.errors import ConnectError
 from shoal.lab.bench.contender import BenchError
 from shoal.runtime import PRODUCTION
@@ -19,6 +19,8 @@ from shoal.wire.connection import Connection
 
 START_S_MAX: Final = 20.0
 PORT_TRIES_MAX: Final = 100
+PORTS_TAKEN_MAX: Final = 5
+"""How often another process may take the chosen port before the store listens on it."""
 USERS: Final = "user default on nopass ~* &* +@all\n"
 
 
@@ -27,18 +29,26 @@ class BenchStore:
 
     async def __aenter__(self) -> Self:
         self._directory = tempfile.TemporaryDirectory(prefix="shoal-bench-")
-        directory = Path(self._directory.name)
-        self.port = free_port(PORT_TRIES_MAX)
-        setup = ServerSetup(directory=directory, port=self.port, acl=USERS, durable=True)
-        command = write_setup(setup, choose_program())
-        self._log = directory / "server.log"
-        self._process = process.start([*command, "--auto-aof-rewrite-percentage", "0"], self._log)
-        try:
-            self._connection = await self._connect()
-        except BaseException:
-            await self.__aexit__()
-            raise
-        return self
+        self._log = Path(self._directory.name) / "server.log"
+        taken: set[int] = set()
+        while True:
+            self.port = free_port(PORT_TRIES_MAX, taken)
+            setup = ServerSetup(directory=self._log.parent, port=self.port, acl=USERS, durable=True)
+            command = [*write_setup(setup, choose_program()), "--auto-aof-rewrite-percentage", "0"]
+            self._process = process.start(command, self._log)
+            try:
+                self._connection = await self._connect()
+                return self
+            except BenchError:
+                if not port_was_taken(self._log.read_text()) or len(taken) == PORTS_TAKEN_MAX:
+                    await self.__aexit__()
+                    raise
+                self._process.kill_now()
+                self._log.unlink()
+                taken.add(self.port)
+            except BaseException:
+                await self.__aexit__()
+                raise
 
     async def __aexit__(self, *_: object) -> None:
         self._process.kill_now()
@@ -53,7 +63,11 @@ class BenchStore:
             )
             try:
                 await connection.open()
-                return connection
+                (info,) = await connection.ask((b"INFO", b"server"))
+                if f"process_id:{self.pid}\r\n" in info.decode():
+                    return connection
+                connection.abort()
+                raise ConnectError(f"another process listens on port {self.port}")
             except ConnectError as error:
                 if self._process.exit_code is not None or loop.time() > give_up_at:
                     raise BenchError(f"the store did not start: {self._log.read_text()[-1000:]}") from error

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.models.coordinator import CoordinatorOptions, ModelCoordinator
+from shoal.lab.sim.world.background import no_threads
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.faults import Faults
 from shoal.lab.sim.world.network import Network
@@ -190,7 +191,7 @@ class Scenario:
     def execute(self) -> Outcome:
         """Runs all phases and returns the outcome."""
         try:
-            with failures_logged(self.processes.failures):
+            with failures_logged(self.processes.failures), no_threads():
                 return self.run_phases()
         finally:
             self.processes.close()

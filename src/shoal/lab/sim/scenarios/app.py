@@ -35,7 +35,7 @@ SUBSCRIPTIONS_MAX: Final = 4
 TAKE_MAX: Final = 1 << 30
 OPEN_RETRY_S: Final = 0.3
 """Pause before an application that could not open its bus tries again."""
-SUBSCRIPTIONS: Final = (1, 1, 2, 3)
+SUBSCRIPTIONS: Final = (1, 2, 2, 3)
 """How many subscriptions an application begins with; one of these."""
 LEAVES: Final = 0.08
 LEAVE_S: Final = (2.0, 15.0)

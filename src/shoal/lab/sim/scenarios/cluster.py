@@ -8,6 +8,7 @@ scenarios themselves are `channels`, `moves`, `recording` and `balancer`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from random import Random
@@ -457,8 +458,9 @@ class AgentProcess:
         self.incarnation = node.incarnation
         self.steady_since = run.world.now
         """Since when the agent has watched its server without a break."""
-        self.informed_since = run.world.now
-        """Since when a publisher on its server cannot be unknown to the agent."""
+        self.informed_since = math.inf
+        """Since when a publisher on its server cannot be unknown to the agent: since all clients there have told their
+        streams to this process. Before that, one that its predecessor had answered may publish and die unheard."""
         self.process.begin(self._main())
 
     async def _main(self) -> None:
@@ -474,14 +476,15 @@ class AgentProcess:
     def unwatched(self) -> None:
         """Notes that the agent may miss messages on its server from now on."""
         self.steady_since = self.run.world.now
-        if self.agent.core is None or not self.agent.core.knows_publishers:
-            self.informed_since = self.run.world.now
         self.run.history.unwatched.append(Interval(f"the agent of {self.server} was away", self.run.world.now))
 
     # Observing the connections (see `transport.Tap`)
 
     def wrote(self, peer: str, data: bytes) -> None:
-        """The agent sends commands."""
+        """The agent sends commands. It tells nobody of all publishers before it knows them."""
+        core = self.agent.core
+        if core is not None and core.knows_publishers:
+            self.informed_since = min(self.informed_since, self.run.world.now)
         self.run.agent_wrote(self.server, peer, data)
 
     def ended(self, peer: str) -> None:

@@ -20,6 +20,8 @@ from shoal.bus.event_reader import Matching
 from shoal.engine.configuration import Configuration
 from shoal.engine.director import Director, Phase, Wanted
 from shoal.engine.engine_report import encode_wanted, wanted_key
+from shoal.engine.links import orders_channel
+from shoal.engine.messages import MAIN, call_channel, lane_channel, lane_of, seat_channel
 from shoal.engine.shell import EngineShell
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
 from shoal.filters.filter import Filter
@@ -70,6 +72,9 @@ SLOW_EXIT_S: Final = ((0.05, 0.6), (0.05, 0.6), (0.8, 2.0))
 change, or it is silent for so long that the instance ends."""
 CUT_S: Final = (0.3, 1.0)
 """For how long a process that dies is cut off from a server, in the variant with cuts; it dies after the first time."""
+ZOMBIE_S: Final = (2.0, 4.0)
+UNHEARD_S: Final = 1.0
+"""For how long a process sleeps in the variant with zombies, and how much longer its successor is not heard."""
 REMOVALS_S: Final = 0.2
 """The time from the beginning of a change in which applications remove their filters, in the variant with removals."""
 SETTLE_S: Final = 4.0
@@ -125,6 +130,7 @@ _DEATHS: Final[Variant] = {
     "deaths_only": True, "engine_trouble_s": 2.0, "slow_exits": 0.0, "full_disk_share": 0.0,
     "fixed_faults": _NO_FAULTS, "fixed_shape": {"lapses": False},
 }  # fmt: skip
+_ZOMBIES: Final[Variant] = {"zombies": True, "engine_trouble_s": 3.0, "slow_exits": 0.0, "fixed_faults": _NO_FAULTS}
 _CUTS: Final[Variant] = {"cuts": True, "engine_trouble_s": 1.5, "slow_exits": 0.0, "fixed_faults": _NO_FAULTS}
 VARIANTS: Final[dict[str, Variant]] = {
     "end_first": _SWAPS,
@@ -132,11 +138,12 @@ VARIANTS: Final[dict[str, Variant]] = {
     "old_state_last": _REMOVALS,
     "roll_first": _DEATHS,
     "settle_last": _CUTS,
-    "lease_checked": _CUTS,
+    "lease_checked": _ZOMBIES,
 }
 """The variant of the scenario in which it soon shows that a rule is broken: exit points change all the time, and the
 old ones are late; applications remove their filters while matchers send each other state; only processes of the engine
-die; or they and clients are cut off from a server before. In the same variant the protocol holds."""
+die; or they and clients are cut off from a server before; or the one that runs all operators sleeps, and neither it nor
+a client hears at once that another instance serves. In the same variant the protocol holds."""
 
 
 @dataclass(slots=True)
@@ -308,6 +315,8 @@ class EngineRun(ChannelScenario):
     """Whether processes of the engine die or sleep and nothing else fails. Then no reader misses anything."""
     cuts = False
     """Whether something is cut off from a server before: the process that dies, or a client while a process sleeps."""
+    zombies = False
+    """Whether the engine is one process, which sleeps; it and a client hear late that another instance serves."""
     removals = False
     """Whether applications remove their filters while a change is prepared."""
     swaps = 0.2
@@ -367,6 +376,8 @@ class EngineRun(ChannelScenario):
                         if random.random() < self.swaps and self._configurations:
                             without = self._configurations[max(self._configurations)].exits
                         wanted = Wanted(random.randint(1, MATCHERS_MAX), exits, without, points)
+                        if self.zombies:
+                            wanted = Wanted()
                         await coordinator.put(wanted_key("main"), encode_wanted(wanted))
                         await asyncio.sleep(random.expovariate(1 / CHANGE_EVERY_S))
             except ShoalError:
@@ -384,7 +395,12 @@ class EngineRun(ChannelScenario):
                 await asyncio.sleep(RETRY_S)
         async with await process.runtime.coordinator(COORDINATOR_URL, limits.server_lease_s / 2) as coordinator:
             name = f"{node.name}-{node.incarnation}"
-            shell = EngineShell("main", bus, coordinator, name, limits, self.rules, lambda: 0.0, lambda: 0.0)
+            shell = EngineShell(
+                *("main", bus, coordinator, name, limits, self.rules),
+                cpu_s=lambda: 0.0,
+                thread_s=lambda: 0.0,
+                background=process.background,
+            )
             self.engines[node.name] = shell
             self.process_names.add(name)
             await shell.run()
@@ -474,6 +490,9 @@ class EngineRun(ChannelScenario):
         if not self.faults.active:
             return
         self.world.after(rng.expovariate(1 / self.engine_trouble_s), self._trouble)
+        if self.zombies:
+            self._sleep_unheard(rng)
+            return
         serving = [name for name, shell in self.engines.items() if shell.head is not None]
         helping = [name for name, shell in self.engines.items() if shell.operators is not None and shell.head is None]
         if serving and (not helping or rng.random() < HEAD_HIT):
@@ -494,6 +513,30 @@ class EngineRun(ChannelScenario):
                 self.world.after(CUT_S[0], self.faults.crash, node)
             else:
                 self.faults.crash(node)
+
+    def _sleep_unheard(self, rng: Random) -> None:
+        """Lets the process that serves sleep past its lease. When it wakes up, it still hears a client's lane, but not
+        the orders of its successor; nor does the client hear its successor."""
+        serving = sorted(name for name, shell in self.engines.items() if shell.head is not None)
+        apps = [app for app in self.apps if app.started]
+        if not serving or not apps:
+            return
+        node, app = self.network.nodes[rng.choice(serving)], rng.choice(apps)
+        client = app.bus.client_id
+        lane, seat, call, orders = (
+            set(self.book.placement(channel).servers)
+            for channel in (
+                *(lane_channel(MAIN, lane_of(client)), seat_channel(MAIN, client)),
+                *(call_channel(MAIN), orders_channel(MAIN)),
+            )
+        )
+        sleep_s = rng.uniform(*ZOMBIE_S)
+        unheard_s = sleep_s + UNHEARD_S
+        self.exercised["engine slept"] += 1
+        self.faults.pause(node, (sleep_s, sleep_s))
+        for name, servers in ((app.node.name, (seat | call) - lane), (node.name, orders - lane - seat)):
+            if servers:
+                self.faults.partition([name], sorted(servers), (unheard_s, unheard_s))
 
     # Checks
 

@@ -8,10 +8,10 @@ the truth; the checkers use it to tell false gaps from unavoidable ones:
 
 A publisher that runs knows everything about its stream. An agent knows a stream if it has heard that the stream ended.
 If it has watched its server without a break since the subscription began, it knows how far the streams there have come;
-if that holds for all servers on which a channel was placed since then, these agents know the channel's streams. If only
-its process has lived since then, it knows that there are no other publishers: each had to wait for its answer before
-the first message. An agent whose tables are too small does not know that, and one that lost its connection before all
-clients had answered its resync does not know of the publishers until then.
+if that holds for all servers on which a channel was placed since then, these agents know the channel's streams, unless
+one of them had no room for all of these. If only its process has lived since then, and all clients had answered its
+resync before that, it knows that there are no other publishers: each had to wait for its answer before the first
+message. An agent whose tables are too small does not know that.
 
 The publisher of a stream that ended because it was silent has forgotten it.
 
@@ -53,7 +53,9 @@ def witnesses(run: ChannelScenario, sub: SubscriberRecord, gap: Gap) -> tuple[st
     publishers = [app for app in run.apps if app.record.client == gap.publisher]
     found = [app.node.name for app in publishers if app.node.running and app.started and not app.leaving]
     last = max((message.sequence for message in messages), default=0)
-    heard_all = steady.issuperset(run.servers_since(gap.channel, sub.called_at))
+    servers = run.servers_since(gap.channel, sub.called_at)
+    heard_all = steady.issuperset(servers)
+    heard_all = heard_all and all(_has_room(agent, gap) for agent in watching if agent.server in servers)
     found += [agent.node.name for agent in watching if _knows(agent, gap, last, heard_all)]
     return tuple(found)
 
@@ -73,6 +75,17 @@ def _watches(run: ChannelScenario, agent: AgentProcess) -> bool:
     server = run.network.nodes[agent.server]
     runs = agent.node.running and agent.node.incarnation == agent.incarnation
     return runs and server.running and core is not None and core.state is AgentState.SERVING
+
+
+def _has_room(agent: AgentProcess, gap: Gap) -> bool:
+    """Whether an agent has heard the stream of a gap, or can tell that it has not. Where its tables are full a stream
+    may have gone on unlisted, and no subscriber can know that another server had all of its messages."""
+    core = agent.agent.core
+    assert core is not None
+    channel = gap.channel.encode()
+    return core.scanner.streams(channel).complete or any(
+        client_of(stream) == gap.publisher for stream in core.streams(channel)
+    )
 
 
 def _knows(agent: AgentProcess, gap: Gap, last: int, heard_all: bool) -> bool:

@@ -20,8 +20,8 @@ TURN_S: Final = 0.004
 """On slower links applications send less: the scenarios do not test congestion. A window takes the delay of the link,
 and about this long until the receiver reads it."""
 
-WIDE_BURST: Final = 50
-TIGHT_BURST: Final = 32
+WIDE_BURST: Final = 56
+TIGHT_BURST: Final = 34
 """The largest bursts, and those where servers keep little output for a slow client. With more, the agents themselves
 would be disconnected again and again."""
 
@@ -83,7 +83,7 @@ class Shape:
             clients=rng.randint(4, 8),
             channels=rng.randint(2, 5),
             safety_s=rng.uniform(12.0, 25.0) / pace,
-            burst_max=rng.choice((3, 22, TIGHT_BURST if tight else WIDE_BURST)) if not narrow else 3,
+            burst_max=rng.choice((3, 26, TIGHT_BURST if tight else WIDE_BURST)) if not narrow else 3,
             payload_bytes=rng.choice((10, 400)) if not narrow else 10,
             burst_pause_s=(rng.choice((0.3, 1.5, 4.0)) if not narrow else 4.0) / pace,
             limits=limits,

@@ -190,8 +190,12 @@ class SimLoop(asyncio.AbstractEventLoop):
             else:
                 done.set_result(cast(T, result))
 
-        self.call_later(self._random.uniform(*THREAD_S), finish)
+        self.call_later(self.thread_s(), finish)
         return done
+
+    def thread_s(self) -> float:
+        """How long the next work in a thread takes."""
+        return self._random.uniform(*THREAD_S)
 
     def get_debug(self) -> bool:
         """Always False: runs are debugged with the trace."""

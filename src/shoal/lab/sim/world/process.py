@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from shoal.coordination.interface import Coordinator
 from shoal.lab.sim.models.coordinator import ModelCoordinator
+from shoal.lab.sim.world.background import SimBackground
 from shoal.lab.sim.world.loop import SimLoop
 from shoal.lab.sim.world.network import Network
 from shoal.lab.sim.world.node import Node
@@ -77,6 +78,7 @@ class Process:
     def __init__(self, processes: Processes, node: Node, wall: Callable[[], float], tap: Tap | None) -> None:
         self.node = node
         self.loop = SimLoop(node, processes.failures)  # type: ignore[abstract]
+        self.background = SimBackground(self.loop)
         self.main: asyncio.Task[object] | None = None
         self._processes = processes
         node.kill, node.wake = self._kill, self.loop.wake
