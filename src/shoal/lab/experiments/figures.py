@@ -5,6 +5,7 @@ Owns how they look. Needs matplotlib, which a plain installation does not have, 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -50,7 +51,13 @@ def _draw(drawing: Drawing, out: Path) -> list[Path]:
     return paths
 
 
+def _are_whole(values: Sequence[float]) -> bool:
+    return all(value == round(value) for value in values)
+
+
 def _panel(axis: Axes, panel: Panel) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axis.set_title(panel.title, loc="left", fontsize=10)
     axis.set_xlabel(panel.x_label)
     axis.set_ylabel(panel.y_label)
@@ -75,6 +82,8 @@ def _panel(axis: Axes, panel: Panel) -> None:
         axis.axhline(panel.level, color="#888888", linewidth=0.8, linestyle=":")
     axis.set_xscale("log" if panel.log[0] else "linear")
     axis.set_yscale("log" if panel.log[1] else "linear")
+    if not panel.log[0] and all(len(line.x) <= MARKED_POINTS_MAX and _are_whole(line.x) for line in panel.lines):
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     if not panel.log[1]:
         axis.set_ylim(min(0.0, axis.get_ylim()[0]) if panel.below_zero else 0, panel.y_max)
     if right is not None:
@@ -94,4 +103,4 @@ def _panel(axis: Axes, panel: Panel) -> None:
     if right is not None:
         more, more_labels = right.get_legend_handles_labels()
         handles, labels = handles + more, labels + more_labels
-    axis.legend(handles, labels, fontsize=7, loc="upper left", framealpha=0.8)
+    axis.legend(handles, labels, fontsize=7, loc="best", framealpha=0.8)
