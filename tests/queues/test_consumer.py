@@ -129,8 +129,8 @@ def test_nothing_starts_when_the_lease_may_be_over() -> None:
     assert driver.core.lease_runs(driver.now)
     driver.now += 0.2
     assert driver.core.next_job(driver.now) is None, "two jumps of the store's clock may have ended it"
-    driver.turn()
-    driver.reply(results=())
+    assert driver.turn()[8] == b"R"
+    driver.reply(kept=([b"0", b"a", b"1.1", 0, 0, 1, 0],))
     assert driver.job().body == b"a1"
 
 
@@ -215,6 +215,37 @@ def test_the_number_of_fetched_messages_is_bounded() -> None:
     driver.reply(grants=(grant(b"a", 1, b"a1", b"a2", b"a3", left=50),))
     driver.now += 2.0
     assert driver.turn()[5] == b"0"
+
+
+def test_a_reply_after_the_end_of_the_lease_starts_nothing_until_the_store_says_what_is_held() -> None:
+    """The lease had ended, the key was done elsewhere, and a shard that moved to the store brought another lease: the
+    reply did not say that the consumer had joined again (`shoal sim queue`, seed 1 of the variant for move_confirm)."""
+    driver = Driver()
+    driver.turn()
+    driver.reply(grants=(grant(b"a", 1, b"a1"),))
+    driver.now += 5.0
+    driver.turn()
+    driver.now += 10.0
+    driver.reply()
+    assert driver.core.next_job(driver.now) is None
+    assert driver.turn()[8] == b"R"
+    driver.reply()
+    assert driver.core.held == 0
+    driver.now += 20.0
+    assert driver.turn()[8] == b"R", "the lease is over when it is sent"
+
+
+def test_a_push_that_comes_after_a_later_reply_is_not_believed() -> None:
+    """The key had gone to another consumer and its message was done; then it was started once more."""
+    driver = Driver()
+    driver.turn()
+    driver.counter = 20
+    driver.reply()
+    driver.core.pushed([b"0", b"a", b"1.14", b"0", b"0", b"1", b"0", b"m"], driver.now)
+    assert driver.core.next_job(driver.now) is None
+    assert driver.turn()[8] == b"R", "the store says what is held"
+    driver.core.pushed([b"0", b"b", b"1.21", b"0", b"0", b"1", b"0", b"m"], driver.now)
+    assert driver.job().key.key == b"b"
 
 
 def test_a_key_that_gets_nothing_because_there_is_no_room_does_not_ask_at_once() -> None:

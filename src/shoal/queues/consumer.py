@@ -221,6 +221,8 @@ class ConsumerCore:
         self._leave_sent = False
         self._resync_sent = False
         self._asked = 0
+        self._counter = 0
+        """The largest number of a token as of the last reply. Later pushes of the same connection have larger ones."""
         self._moving_delay_s = limits.queue_moving_retry_s
         self._group = [] if group is None else group
         self._group.append(self)
@@ -360,6 +362,7 @@ class ConsumerCore:
         self._sent_at = now
         self._turn_at = None
         self._leave_sent = self._leaving
+        self._resync = self._resync or (self._member and not self.lease_runs(now))
         self._resync_sent, self._resync = self._resync or again, False
         self.counters["turns"] += 1
         wants = self._asked = self._capacity(now)
@@ -398,6 +401,7 @@ class ConsumerCore:
         joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
         self._asked = 0
+        self._counter = counter
         self._take_shut(more[0] if more else b"", now)
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
@@ -406,11 +410,17 @@ class ConsumerCore:
             for key in list(self._keys.values()):
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
+        # If the lease may be over, only a list of keys says what is held: the store may have ended it, and begun
+        # another one because a shard moved there with keys of this consumer. Then `joined` does not tell.
+        known = not self._member or self._resync_sent or self.lease_runs(now)
         self._member = True
         if len(more) > 1:  # an operator may have changed it
             self._lease_s = more[1] / 1000
         safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
-        self._lease_until = self._sent_at + safe_s
+        if known:
+            self._lease_until = self._sent_at + safe_s
+        else:
+            self.disconnected(now)
         self._renew_at = self._sent_at + self._lease_s / 3
         self._poll_at = now + self._limits.queue_poll_s
         if due_ms >= 0:
@@ -445,10 +455,14 @@ class ConsumerCore:
         self.counters["pushed"] += 1
         if self._leaving or (token, name) in self._keys:
             return
+        key = HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left))
+        if key.number <= self._counter:  # kept by an earlier connection; the key may have another owner since
+            self.disconnected(now)
+            return
         if self.held >= 2 * self._settings.max_in_flight:  # not from the store: the next turn asks what this one holds
             self.disconnected(now)
             return
-        self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
+        self._hold(key, [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
 
     def drain(self, now: float) -> None:
