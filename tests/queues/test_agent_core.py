@@ -16,6 +16,7 @@ from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Signer, Verifier
 from shoal.queues.agent.core import ASKS_MAX, RETRY_S, SCRIPTS, StoreAgentCore
+from shoal.queues.queue_state import pack_state
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.shard_mover import ShardStatus
 
@@ -226,10 +227,10 @@ def test_copies_of_a_dropped_queue_whose_shards_had_moved_away_make_room_for_the
 
 
 def test_a_queue_that_a_late_call_made_again_after_it_was_dropped_makes_room_for_the_next_one() -> None:
-    for puts, commands in ((b"0", ["drop", "create", "share"]), (b"1", [])):
+    for puts, commands in ((0, ["drop", "create", "share"]), (1, [])):
         store = Store()
         store.keys[PREFIX + b"conf"] = b"3 2 1000 1000 1000 3 1000 1000 1000 5000 0 0"
-        store.keys[PREFIX + b"state"] = b"17 99 1 " + b"0 " * 11 + puts + b" 0 0 0 0"
+        store.keys[PREFIX + b"state"] = pack_state((17, 99, 1, *[0] * 11, puts, 0, 0, 0, 0))
         store.give(entry_of())
         assert store.done() == commands
 

@@ -19,6 +19,7 @@ from shoal.errors import ConfigError, PayloadTooLargeError, ProtocolError, Queue
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.message_format import BODY_BYTES_MAX, encode_message, read_pushed
 from shoal.queues.queue import NewMessage
+from shoal.queues.queue_state import pack_state, unpack_state
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.settings import ConsumerSettings
 
@@ -45,7 +46,7 @@ class Target:
         return self.real.call(b"EVALSHA", self.shas[script], b"1", prefix, *words)
 
     def put(self, *messages: bytes, producer: bytes = b"p", batch: bytes = b"1", version: bytes = b"1") -> Any:
-        return self.run("put", version, producer, batch, b"5", *messages)
+        return self.run("put", version, producer, batch, b"", *messages)
 
     def turn(
         self,
@@ -97,20 +98,29 @@ def check_refused(target: Target, *calls: tuple[Any, ...]) -> None:
 def test_malformed_batches_change_nothing(target: Target) -> None:
     target.create()
     target.put(*message())
-    head = (b"1", b"p", b"2", b"5")
+    head, grouped = (b"1", b"p", b"2", b""), (b"1", b"p", b"2")
     calls: list[tuple[Any, ...]] = [
         ("put",),
         ("put", b"1"),
         ("put", b"1", b"p"),
         ("put", *head),
-        ("put", b"1", b"p", b"2", b"4", b"0", b"k", b"x", b""),
-        ("put", b"1", b"p", b"2", b"3", b"0", b"k", b"x", b"0"),
-        ("put", b"1", b"p", b"2", b"3", b"16", b"k", b"x"),
-        ("put", b"1", b"p", b"2", b"3", b"0", b"", b"x"),
+        ("put", *grouped, b"\0\1"),
+        ("put", *grouped, b"\0\1", b"k"),
+        ("put", *grouped, b"\0\1\0", b"k", b"x"),
+        ("put", *grouped, b"\0\0", b"k", b"x"),
+        ("put", *grouped, b"\0\2", b"k", b"x"),
+        ("put", *grouped, b"\0\1", b"k", b"x", b"k"),
+        ("put", *grouped, b"\0\1", b"k", b"x", b"k", b"x"),
+        ("put", *grouped, b"\0\2\1\xff", b"k", b"x", b"k", b"x"),
+        ("put", *grouped, b"\x10\1", b"k", b"x"),
+        ("put", *grouped, b"\0\1", b"", b"x"),
+        ("put", *grouped, b"\0\1", b"k" * 513, b"x"),
+        ("put", *grouped, b"\0\xff" * 5, *((b"k", b"x") * 1275)),
+        ("put", *grouped, b"\0\1" * 1025, *((b"k", b"x") * 1025)),
         ("put", *head, b"0"),
         ("put", *head, *message(), b"0", b"k"),
-        ("put", b"1", b"", b"2", b"5", *message()),
-        ("put", b"1", b"p" * 65, b"2", b"5", *message()),
+        ("put", b"1", b"", b"2", b"", *message()),
+        ("put", b"1", b"p" * 65, b"2", b"", *message()),
         ("put", *head, *(message() * 1025)),
         ("put", *head, *message(key=b"")),
         ("put", *head, *message(key=b"k" * 513)),
@@ -121,9 +131,9 @@ def test_malformed_batches_change_nothing(target: Target) -> None:
     ]
     for word in HUGE:
         calls += [
-            ("put", word, b"p", b"2", b"5", *message()),
-            ("put", b"1", b"p", word, b"5", *message()),
-            ("put", b"1", b"p", b"2", word, *message()),
+            ("put", word, b"p", b"2", b"", *message()),
+            ("put", b"1", b"p", word, b"", *message()),
+            ("put", *grouped, word or b"\0", *message()),
             ("put", *head, *message(id=b"new"), *message(shard=word)),
             ("put", *head, *message(id=b"new"), *message(delay=word)),
         ]
@@ -270,15 +280,14 @@ def test_a_batch_is_remembered_for_longer_than_put_tries_even_if_ids_are_not(tar
     """With dedupe_s=1 a batch whose reply was lost was stored twice if it came again after two seconds."""
     target.create(dedupe_s=1.0)
     assert target.put(*message())[0] == b"A"
-    words = target.real.call(b"GET", PREFIX + b"state").split()
+    now, *others = unpack_state(target.real.call(b"GET", PREFIX + b"state"))
     for _ in range(3):
-        words[0] = b"%d" % (int(words[0]) + 1500)
-        target.real.call(b"SET", PREFIX + b"state", b" ".join(words))
-        target.put(*message(), producer=b"other", batch=b"%d" % int(words[0]))
-        words = target.real.call(b"GET", PREFIX + b"state").split()
-    before = int(words[3])
+        target.real.call(b"SET", PREFIX + b"state", pack_state((now + 1500, *others)))
+        target.put(*message(), producer=b"other", batch=b"%d" % (now + 1500))
+        now, *others = unpack_state(target.real.call(b"GET", PREFIX + b"state"))
+    before = others[2]
     assert target.put(*message())[0] == b"A"
-    assert int(target.real.call(b"GET", PREFIX + b"state").split()[3]) == before
+    assert unpack_state(target.real.call(b"GET", PREFIX + b"state"))[3] == before
 
 
 def test_the_reason_of_a_failure_is_cut(target: Target) -> None:
@@ -294,7 +303,8 @@ def test_damaged_state_is_an_error_and_is_not_written_over(target: Target) -> No
     target.create()
     for name in (b"conf", b"state"):
         line = target.real.call(b"GET", PREFIX + name)
-        for damaged in (b"", b"x", b"1 2", line + b" 7 7"):
+        nan, half = (pack_state((1, 1, value, *[0] * 16)) for value in (float("nan"), 0.5))
+        for damaged in (b"", b"x", b"1 2", line + b" 7 7", line[:-8], b"\2" + line[1:], nan, half):
             target.real.call(b"SET", PREFIX + name, damaged)
             for reply in (target.put(*message()), target.turn(), target.run("look", b"stats")):
                 assert str(reply).startswith("DAMAGED")
@@ -348,10 +358,10 @@ def test_a_key_with_many_messages_is_read_and_deleted_in_pages(target: Target) -
     target.create(messages_max=10**6)
     for batch in range(1, 21):
         target.put(*(message(body=b"") * 1000), batch=b"%d" % batch)
-    ((shard, key, token, *more),) = target.turn(wants=(b"9", b"1000000000", b"1000000000"))[8]
-    assert len(more) - 3 == 4096
+    ((shard, key, token, *_, bodies),) = target.turn(wants=(b"9", b"1000000000", b"1000000000"))[8]
+    assert len(bodies) == 4096
     result = target.turn(b"D", shard, key, token, b"0", b"0", b"1000000000", number=b"2")[7][0]
-    assert len(result) - 2 == 4096
+    assert len(result[2]) == 4096
     lie = target.turn(b"D", shard, key, token, b"20000", b"0", b"0", number=b"3")[7][0]
     assert lie == [0, 0], "nobody has processed so many"
     assert len(target.run("look", b"peek", b"0", b"k", b"0", b"1000000000")) == 1024

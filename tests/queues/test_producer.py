@@ -6,7 +6,7 @@ import msgspec
 
 from shoal.errors import AlreadyAcceptedError, QueueFullError, QueueUnavailableError, TooManyKeysError
 from shoal.limits import DEFAULT_LIMITS
-from shoal.queues.producer import Outgoing, ProducerCore
+from shoal.queues.producer import CAREFUL_BATCHES, Outgoing, ProducerCore
 
 LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, queue_batch_messages_max=3, queue_batch_bytes_max=100)
 
@@ -20,7 +20,9 @@ def message(body: bytes = b"m", waits: bool = False, key: bytes = b"k", shard: i
 
 
 def bodies(arguments: list[bytes] | None) -> list[bytes]:
-    return [] if arguments is None else arguments[6::3]
+    if arguments is None:
+        return []
+    return arguments[5::2] if arguments[3] else arguments[6::5]
 
 
 def test_one_batch_is_on_its_way_and_it_is_bounded_by_number_and_bytes() -> None:
@@ -92,3 +94,27 @@ def test_messages_of_a_shard_that_is_not_open_are_given_back_in_order_with_those
     core.moved.clear()
     assert not core.has_shard(1)
     assert bodies(core.next_batch(0.0)) == [b"d"]
+
+
+def test_a_batch_that_the_store_cannot_accept_as_a_whole_comes_again_in_its_order_under_its_number() -> None:
+    core = producer()
+    core.add([message(b"1", shard=2), message(b"2", shard=1), message(b"3", shard=2)])
+    grouped = core.next_batch(0.0)
+    assert grouped is not None
+    assert grouped[3] == bytes((1, 1, 2, 2))
+    assert bodies(grouped) == [b"2", b"1", b"3"], "messages of a shard are together"
+    assert core.answered(b"", 30, 0.0) == []
+    assert not core.idle
+    single = core.next_batch(0.0)
+    assert single is not None
+    assert single[3] == b""
+    assert single[2] == grouped[2], "a grouped one that arrives late is known by its number"
+    assert bodies(single) == [b"1", b"2", b"3"]
+    decided = core.answered(b"AFB", 30, 0.0)
+    assert [one.body for one in decided if one.outcome is True] == [b"1"]
+    for left in range(CAREFUL_BATCHES, -1, -1):
+        core.add([message()])
+        words = core.next_batch(0.0)
+        assert words is not None
+        assert bool(words[3]) == (left == 0), "groups are tried again later"
+        core.answered(b"A", 1, 0.0)

@@ -24,6 +24,7 @@ from shoal.plan.shard_names import read_shard_name, shard_name
 from shoal.queues.agent import meter as meter_module
 from shoal.queues.agent.meter import QueueLoad, QueueSigns, ShardLoad, StoreMeter, StoreSample, apportion
 from shoal.queues.message_format import encode_message, put_us_of
+from shoal.queues.queue_state import pack_state
 
 IDLE = ShardLoad(0, 0, 0, 0, 0, 0, 0, 0)
 
@@ -33,7 +34,7 @@ def state(messages: int = 0, *, bytes: int = 0, puts: int = 0, put_bytes: int = 
 
 
 def line(words: tuple[int, ...]) -> QueueSigns:
-    return QueueSigns(" ".join(map(str, words)).encode(), 2, 1, 0)
+    return QueueSigns(pack_state((*words, 0, 0)), 2, 1, 0)
 
 
 def load(words: tuple[int, ...], *shards: ShardLoad, **fields: Any) -> QueueLoad:
@@ -145,7 +146,7 @@ def test_a_store_has_rates_from_its_second_record_on_and_again_after_a_restart()
 
 
 def test_replies_that_cannot_be_read_are_refused() -> None:
-    good = [line(state(3)).state, 1, 0, 0, [1, 0, 0, b"16", b"0", 3, 1, b""]]
+    good = [" ".join(map(str, state(3))).encode(), 1, 0, 0, [1, 0, 0, b"16", b"0", 3, 1, b""]]
     assert QueueLoad.read(good, [4]).shards[4] == ShardLoad(1, 0, 0, 16, 0, 3, 1, 0)
     for bad in (None, [], good[:4], [b"1 2", *good[1:]], [*good[:4], [1]], [*good, good[-1]]):
         with pytest.raises(ProtocolError):

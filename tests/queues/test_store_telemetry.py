@@ -92,7 +92,7 @@ async def test_a_store_reports_its_queues(store: RedisServer) -> None:
 
 
 async def test_a_shard_with_more_messages_is_seen_as_busier(store: RedisServer) -> None:
-    """Keys repeat in the pattern that would fool a sample of every sixteenth message."""
+    """Keys repeat in the pattern that would fool a sample of every 64th message."""
     async with client_of(store) as client, written_on(store) as written:
         busy = await client.create("busy", shards=2, messages_max=100_000)
         names = [f"k{number}" for number in range(200)]
@@ -102,12 +102,12 @@ async def test_a_shard_with_more_messages_is_seen_as_busier(store: RedisServer) 
         await written.next()
         random = Random(1)
         pattern = [*of_first, *of_second]
-        for _ in range(100):
+        for _ in range(300):
             await busy.put_many([NewMessage(b"x", key=key) for key in pattern * 2])
             await asyncio.sleep(random.random() / 1000)
         rows = (await written.next()).tables["queue"].rows()
-        assert rows[b"busy/0"]["puts"] + rows[b"busy/1"]["puts"] == 3200
-        assert rows[b"busy/0"]["puts"] == pytest.approx(2400, abs=500)
+        assert rows[b"busy/0"]["puts"] + rows[b"busy/1"]["puts"] == 9600
+        assert rows[b"busy/0"]["puts"] == pytest.approx(7200, abs=1500)
 
 
 async def test_a_queue_that_is_dropped_leaves_the_record(store: RedisServer) -> None:

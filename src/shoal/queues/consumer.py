@@ -39,6 +39,8 @@ are subtracted. The rest covers the difference in speed between clocks."""
 PUSH_TURN_S: Final = 0.005
 """How long a consumer waits after a pushed job before it asks for more, so that a fast job is reported in the same
 turn."""
+NEW_MESSAGES: Final = 4
+"""Messages that a consumer asks for when it has done all messages of a key that it knows of."""
 OPERATIONS_MAX: Final = 1024
 """Operations of one turn that a store accepts."""
 ACK_ATTEMPTS_MAX: Final = 3
@@ -136,6 +138,11 @@ class HeldKey:
         return self.running is not None
 
     @property
+    def is_empty(self) -> bool:
+        """Whether its next message is in the store, and none is here."""
+        return not self.bodies and self.running is None and self.more > 0
+
+    @property
     def served(self) -> int:
         """Messages done since the key was granted."""
         return self.done
@@ -214,6 +221,8 @@ class ConsumerCore:
         self._leave_sent = False
         self._resync_sent = False
         self._asked = 0
+        self._counter = 0
+        """The largest number of a token as of the last reply. Later pushes of the same connection have larger ones."""
         self._moving_delay_s = limits.queue_moving_retry_s
         self._group = [] if group is None else group
         self._group.append(self)
@@ -353,6 +362,7 @@ class ConsumerCore:
         self._sent_at = now
         self._turn_at = None
         self._leave_sent = self._leaving
+        self._resync = self._resync or (self._member and not self.lease_runs(now))
         self._resync_sent, self._resync = self._resync or again, False
         self.counters["turns"] += 1
         wants = self._asked = self._capacity(now)
@@ -391,6 +401,7 @@ class ConsumerCore:
         joined, ready, hungry, consumers, owned, due_ms, paused, results, grants, kept, counter, *more = reply
         self._in_flight = False
         self._asked = 0
+        self._counter = counter
         self._take_shut(more[0] if more else b"", now)
         self.situation = Situation(ready, hungry, consumers, owned)
         self.paused = bool(paused)
@@ -399,11 +410,17 @@ class ConsumerCore:
             for key in list(self._keys.values()):
                 if key.number <= counter and key.lease_until is None:
                     self._lose(key)
+        # If the lease may be over, only a list of keys says what is held: the store may have ended it, and begun
+        # another one because a shard moved there with keys of this consumer. Then `joined` does not tell.
+        known = not self._member or self._resync_sent or self.lease_runs(now)
         self._member = True
         if len(more) > 1:  # an operator may have changed it
             self._lease_s = more[1] / 1000
         safe_s = (self._lease_s - LEASE_STEP_S - CLOCK_JUMPS_MAX * CLOCK_STEP_S) * LEASE_SHARE
-        self._lease_until = self._sent_at + safe_s
+        if known:
+            self._lease_until = self._sent_at + safe_s
+        else:
+            self.disconnected(now)
         self._renew_at = self._sent_at + self._lease_s / 3
         self._poll_at = now + self._limits.queue_poll_s
         if due_ms >= 0:
@@ -416,7 +433,7 @@ class ConsumerCore:
         sent, self._sent, self._operations = self._sent, [], []
         for (code, key, upto, job), result in zip(sent, results, strict=True):
             self._take_result(code, key, upto, job, result)
-        for shard, name, token, attempts, suspect, left, *bodies in grants:
+        for shard, name, token, attempts, suspect, left, bodies in grants:
             self._hold(HeldKey(self, shard, name, token, attempts, bool(suspect), left), bodies)
         if self._resync_sent:
             self._take_held(kept, {(grant[2], grant[1]) for grant in grants}, counter)
@@ -429,6 +446,8 @@ class ConsumerCore:
         hungry_here = ready > 0 and not paused and self.held < self.situation.share and self._capacity(now) > 0
         if self._leaving or self._has_news() or hungry_here:
             self._want_turn(now)
+        elif any(key.is_empty and key.shard not in self.shut for key in self._keys.values()):
+            self._want_turn(now + PUSH_TURN_S)  # there is no room: the next job that ends makes some
 
     def pushed(self, parts: list[bytes], now: float) -> None:
         """A job was pushed to this consumer."""
@@ -436,10 +455,14 @@ class ConsumerCore:
         self.counters["pushed"] += 1
         if self._leaving or (token, name) in self._keys:
             return
+        key = HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left))
+        if key.number <= self._counter:  # kept by an earlier connection; the key may have another owner since
+            self.disconnected(now)
+            return
         if self.held >= 2 * self._settings.max_in_flight:  # not from the store: the next turn asks what this one holds
             self.disconnected(now)
             return
-        self._hold(HeldKey(self, shard, name, token, int(attempts), suspect != b"0", int(left)), [body])
+        self._hold(key, [body])
         self._want_turn(now if int(ready) or suspect != b"0" else now + PUSH_TURN_S)
 
     def drain(self, now: float) -> None:
@@ -501,6 +524,7 @@ class ConsumerCore:
 
     def _has_news(self) -> bool:
         """Whether something must be told or asked without waiting for the next poll."""
+        has_room = self._room() > 0
         for key in self._keys.values():
             if key.shard in self.shut:
                 continue
@@ -508,7 +532,7 @@ class ConsumerCore:
                 return True
             if key.done > key.base or key.failure is not None or (key.give is not None and not key.is_running):
                 return True
-            if (key.suspect and key.bodies) or (not key.bodies and not key.is_running and key.more > 0):
+            if (key.suspect and key.bodies) or (has_room and key.is_empty):
                 return True
             if key.running is not None and key.running.extending:
                 return True
@@ -541,8 +565,9 @@ class ConsumerCore:
     def _collect(self) -> None:
         """Turn the state of the keys into operations."""
         words, sent = self._operations, self._sent
-        chunk = self._settings.key_messages
+        chunk, quantum = self._settings.key_messages, self._settings.quantum_messages
         room = self._room()
+        spare = room <= 0  # running jobs fill the room: other keys get one message each, and go on
         for key in self._keys.values():
             if key.shard in self.shut:
                 continue
@@ -567,7 +592,9 @@ class ConsumerCore:
                 and key.have <= chunk // 2
                 and (key.more > 0 or (key.have == 0 and key.done > key.base))
             ):
-                wants = max(min(chunk - key.have, room + (key.have == 0)), 0)
+                known = key.more if key.more > 0 else NEW_MESSAGES  # the room is for keys that have messages
+                left = max(quantum - key.done, 1) if self.situation.ready else chunk  # then the key goes back
+                wants = max(min(chunk - key.have, left - key.have, known, room + (spare and key.have == 0)), 0)
                 room -= wants
             if wants or (key.done > key.base and not starts):
                 words += (_DONE, *head, b"%d" % key.have, b"%d" % wants)
@@ -581,7 +608,7 @@ class ConsumerCore:
                 sent.append((_EXTEND, key, key.done, key.running if extends else None))
 
     def _take_result(self, code: bytes, key: HeldKey, upto: int, job: JobCore | None, result: list[Any]) -> None:
-        status, left, *bodies = result
+        status, left, *sent = result
         if self._keys.get(key.grant) is not key:
             return  # lost meanwhile
         if status == LOST:
@@ -608,7 +635,8 @@ class ConsumerCore:
             if code == _START:
                 key.start_reported = True
                 key.suspect = False
-            key.bodies += bodies
+            if sent:
+                key.bodies += sent[0]
             return
         del self._keys[key.grant]
         if code == _FAIL and job is not None:

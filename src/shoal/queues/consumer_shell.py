@@ -370,6 +370,7 @@ class JobStream:
         self._rehome()
         self._settle()
         self._wake_readers()
+        await asyncio.sleep(0)  # what the application ends at once is told in the next turn, and not in one more
 
     def _settle(self) -> None:
         for core in self.cores:

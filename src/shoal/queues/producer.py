@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Final
 
 from shoal.errors import (
@@ -33,7 +34,15 @@ from shoal.rules import ALL_RULES, Rules, rule
 
 SAFE_PUT: Final = rule("safe_put", "`put` returns when the store has confirmed the message.")
 
+_PLACE: Final = attrgetter("shard", "key")
+"""The order of messages in groups: the store adds those of a key with one command."""
 ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND, MOVED = "A", "D", "F", "K", "I", "B", "M"
+
+
+CAREFUL_BATCHES: Final = 16
+"""Batches without groups after one of which not all messages were accepted."""
+_GROUP_MAX: Final = 255
+"""Messages of one group: their number is a byte."""
 
 
 class Outgoing:
@@ -67,6 +76,12 @@ class ProducerCore:
         self._waiting: deque[Outgoing] = deque()
         self._batch: list[Outgoing] = []
         self._number = 0
+        self._grouped = False
+        """Whether the batch is sent in groups."""
+        self._careful = 0
+        """Batches that are sent without groups, because one with groups could not be accepted as a whole."""
+        self._again = False
+        """Whether the batch must be sent again, without groups."""
         self._not_before = 0.0
         self._full_delay_s = limits.queue_full_retry_s
         self.repeated = 0
@@ -101,6 +116,9 @@ class ProducerCore:
 
     def next_batch(self, now: float) -> list[bytes] | None:
         """The arguments of the next `put`; None if there is nothing to send now."""
+        if self._again:
+            self._again = False
+            return self._arguments()
         if self._batch or not self._waiting or now < self._not_before:
             return None
         size = 0
@@ -110,6 +128,7 @@ class ProducerCore:
             if self._batch and size > limits.queue_batch_bytes_max:
                 break
             self._batch.append(self._waiting.popleft())
+        self._grouped = not self._careful and not any(message.id or message.delay_ms for message in self._batch)
         self._number += 1
         return self._arguments()
 
@@ -139,7 +158,12 @@ class ProducerCore:
         return decided
 
     def answered(self, letters: bytes, messages: int, now: float) -> list[Outgoing]:
-        """The store's reply: a letter for each message. Returns the messages that are decided."""
+        """The store's reply: a letter for each message. Returns the messages that are decided. Without letters the same
+        batch must come again without groups: if there is no room for all of it, its first messages are accepted."""
+        if self._grouped and not letters:
+            self._grouped, self._careful, self._again = False, CAREFUL_BATCHES, True
+            return []
+        self._careful = CAREFUL_BATCHES if letters.strip(b"A") else max(self._careful - 1, 0)
         batch, self._batch = self._batch, []
         if len(letters) != len(batch):
             raise ProtocolError(f"the store answered {len(letters)} of {len(batch)} messages")
@@ -176,19 +200,27 @@ class ProducerCore:
         return decided
 
     def _finish(self, error: ShoalError) -> list[Outgoing]:
-        batch, self._batch = self._batch, []
+        batch, self._batch, self._again = self._batch, [], False
         for message in batch:
             message.outcome = error
         return batch
 
     def _arguments(self) -> list[bytes]:
-        batch = self._batch
-        plain = not any(message.id or message.delay_ms for message in batch)
-        words = [b"%d" % self._version, self._name, b"%d" % self._number, b"3" if plain else b"5"]
+        words = [b"%d" % self._version, self._name, b"%d" % self._number]
+        if not self._grouped:
+            words.append(b"")
+            for message in self._batch:
+                words += (b"%d" % message.shard, message.key, message.body, message.id, b"%d" % message.delay_ms)
+            return words
+        batch = sorted(self._batch, key=_PLACE)  # stable: messages of a key keep their order
+        groups = bytearray()
         for message in batch:
-            words += (b"%d" % message.shard, message.key, message.body)
-            if not plain:
-                words += (message.id, b"%d" % message.delay_ms)
+            if not groups or groups[-2] != message.shard or groups[-1] == _GROUP_MAX:
+                groups += bytes((message.shard, 0))
+            groups[-1] += 1
+        words.append(bytes(groups))
+        for message in batch:
+            words += (message.key, message.body)
         return words
 
     def _error(self, letter: str, message: Outgoing) -> QueueError:

@@ -35,6 +35,7 @@ from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import FollowUp
 from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
 from shoal.queues.producer import Outgoing, ProducerCore
+from shoal.queues.queue_state import STATE_FIELDS
 from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
 from shoal.queues.store_link import PERMANENT, Login, StoreLink
@@ -51,11 +52,6 @@ PAGE: Final = 256
 """Keys, messages or dead letters of one request."""
 REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
-STATE_FIELDS: Final = (
-    "now", "wall", "counter", "messages", "bytes", "keys", "owned", "ready", "delayed", "ids", "ids_old", "generation",
-    "generation_at", "buried", "puts", "put_bytes", "dones", "producers", "producers_at",
-)  # fmt: skip
-"""The numbers of a queue's `state` key, in the order of the scripts."""
 
 
 class QueueStatistics(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from shoal.queues.keyspace.keys import Keys
 from shoal.queues.keyspace.resp import CommandReader, encode_frame
 from shoal.queues.keyspace.scripts import ScriptCache
 from shoal.queues.message_format import check_queue_name
-from shoal.queues.queue import STATE_FIELDS
+from shoal.queues.queue_state import STATE_FIELDS, unpack_state
 from shoal.queues.script_loader import Scripts
 
 VERSION: Final = b"7.0.15"
@@ -51,7 +51,7 @@ class MemoryStore:
         line = self.keys.execute((b"GET", prefix + b"state"), self._clock())
         if line is None:
             return False
-        state = dict(zip(STATE_FIELDS, map(int, line.split()), strict=True))
+        state = dict(zip(STATE_FIELDS, unpack_state(line), strict=True))
         now_ms = state["now"] + max(int(self._clock() * 1000) - state["wall"], 0)
         words = (b"ZRANGEBYSCORE", prefix + b"due", b"-inf", b"%d" % now_ms, b"LIMIT", b"0", b"1")
         return bool(self.keys.execute(words, self._clock()))

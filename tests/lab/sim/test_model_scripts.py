@@ -18,6 +18,7 @@ from shoal.queues.keyspace.collections import Hash, SortedSet, Stream, score_tex
 from shoal.queues.keyspace.keys import Keys
 from shoal.queues.keyspace.scripts import ScriptCache, run_script
 from shoal.queues.message_format import read_pushed
+from shoal.queues.queue_state import unpack_state
 from shoal.queues.script_loader import load_scripts
 from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 
@@ -99,6 +100,7 @@ def random_command(rng: Random) -> tuple[bytes, ...]:
             lambda: (b"RPUSH", key(), word(), word()),
             lambda: (b"LPOP", key()),
             lambda: (b"LPOP", key(), number()),
+            lambda: (b"LTRIM", key(), number(), number()),
             lambda: (b"LLEN", key()),
             lambda: (b"LRANGE", key(), number(), number()),
             lambda: (b"LINDEX", key(), number()),
@@ -190,7 +192,7 @@ def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: 
     """A stalled connection delivers a request long after its client has sent it again on another one."""
     pair = Pair(real)
     pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
-    message = (b"3", b"1", b"k", b"m")
+    message = (b"\1\1", b"k", b"m")
     for batch in (b"5", b"5", b"6"):
         assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
     assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
@@ -219,6 +221,8 @@ def test_a_turn_leaves_a_lease_that_outlasts_what_its_consumer_counts_on(real: R
         assert left_s - 2 * CLOCK_STEP_S >= core._lease_until - pair.now > 0.9 * (lease_s - 3)
 
 
+PLAIN = (b"\1\1", b"k1", b"x")
+"""A message of shard 1 in a group."""
 OTHER = b"__shoal:q:other:"
 """The same queue on another store: another prefix on the same server."""
 CONF = (b"1", b"3", b"1000", b"100000", b"500", b"2", b"20000", b"1500", b"300", b"5000", b"1", b"0")
@@ -232,7 +236,7 @@ class Shard1:
         self.pair.run("admin", b"create", *CONF)
         self.keys = [b"k%d" % number for number in range(12)]
         for batch in range(30):
-            words = [b"1", b"p", b"%d" % (batch + 1), b"5"]
+            words = [b"1", b"p", b"%d" % (batch + 1), b""]
             for _ in range(rng.randint(1, 12)):
                 words += [b"1", rng.choice(self.keys), b"m" * rng.randint(1, 30)]
                 words += [rng.choice((b"", b"i%d" % rng.randint(0, 30))), rng.choice((b"0", b"0", b"9000"))]
@@ -300,8 +304,9 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     assert world.content(PREFIX) == {}
     left = dict(zip(names, world.pair.run("look", b"stats")[1].split(), strict=False))
     assert [left[name] for name in ("messages", "bytes", "keys", "owned", "ready", "delayed", "ids")] == [b"0"] * 7
-    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x")[0] == b"M"
-    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x", prefix=OTHER)[0] == b"A"
+    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN)[0] == b"", "it must come without groups"
+    assert world.pair.run("put", b"1", b"p", b"99", b"", b"1", b"k1", b"x", b"", b"0")[0] == b"M"
+    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN, prefix=OTHER)[0] == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
@@ -315,7 +320,7 @@ def test_a_move_does_not_end_a_lease_from_before_it_was_shortened(real: RealClie
     world.copy(3, b"2")
     states, prefix = (b"ooo", PREFIX) if aborted else (b"gog", OTHER)
     assert world.ship(b"place", 4, b"0" if aborted else b"2", states, *short, to=prefix) == []
-    now = int(real.call(b"GET", prefix + b"state").split()[0])
+    now, *_ = unpack_state(real.call(b"GET", prefix + b"state"))
     assert float(real.call(b"ZSCORE", prefix + b"leases", b"c1")) - now == 5000
 
 
@@ -324,9 +329,9 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     before, stats = world.content(PREFIX), world.pair.run("look", b"stats")
     world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER)
     world.copy(3, b"2")
-    one, two = (b"1", b"k1", b"x"), (b"2", b"z", b"x")
-    assert world.pair.run("put", b"1", b"p", b"97", b"3", *one, *two, *one)[0] == b"MAM"
-    assert world.pair.run("put", b"1", b"p", b"97", b"3", *one, *two, *one)[0] == b"MAM", "the same batch again"
+    one, two = (b"1", b"k1", b"x", b"", b"0"), (b"2", b"z", b"x", b"", b"0")
+    assert world.pair.run("put", b"1", b"p", b"97", b"", *one, *two, *one)[0] == b"MAM"
+    assert world.pair.run("put", b"1", b"p", b"97", b"", *one, *two, *one)[0] == b"MAM", "the same batch again"
     assert world.ship(b"place", 4, b"0", b"ooo", *CONF) == []
     assert world.content(PREFIX) == before
     owned, ready, delayed = (int(word) for word in stats[1].split()[6:9])
@@ -338,7 +343,7 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     while world.ship(b"drop", 4, b"1", b"50", to=OTHER):
         pass
     assert world.content(OTHER) == {}
-    assert world.pair.run("put", b"1", b"p", b"99", b"3", b"1", b"k1", b"x")[0] == b"A"
+    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN)[0] == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
@@ -358,14 +363,18 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
         if choice < 0.4:
             producer = rng.choice((b"p1", b"p2"))
             batches[producer] += rng.random() < 0.8  # otherwise the same batch again
-            fields = rng.choice((b"3", b"5"))
-            words = [b"1", producer, b"%d" % batches[producer], fields]
+            words, plain = [b"1", producer, b"%d" % batches[producer]], rng.random() < 0.5
+            pairs: list[bytes] = []
+            groups = b""
             for _ in range(rng.randint(1, 6)):
-                key = b"k%d" % rng.randint(0, 14)
-                words += [b"%d" % (key[-1] % 3), key, b"m" * rng.randint(1, 30)]
-                if fields == b"5":
-                    words += [rng.choice((b"", b"i%d" % rng.randint(0, 9))), rng.choice((b"0", b"0", b"3000"))]
-            seen.update(pair.run("put", *words)[0].decode())
+                key, body = b"k%d" % rng.randint(0, 14), b"m" * rng.randint(1, 30)
+                shard, pairs, groups = key[-1] % 3, [*pairs, key, body], groups + bytes((key[-1] % 3, 1))
+                if not plain:
+                    given = rng.choice((b"", b"i%d" % rng.randint(0, 9))), rng.choice((b"0", b"0", b"3000"))
+                    pairs[-2:] = [b"%d" % shard, key, body, *given]
+            seen.add("grouped" if plain else "single")
+            letters = pair.run("put", *words, groups if plain else b"", *pairs)[0].decode()
+            seen.update(letters or ["no letters"])
         elif choice < 0.9:
             consumer = rng.choice((b"c1", b"c1", b"c2", b"c3"))
             flags = rng.choice((b"", b"", b"", b"R", b"L"))
@@ -403,7 +412,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
     while pair.run("admin", b"drop", b"1", b"5")[1]:
         pass
     assert {*model_keys(pair.model)} == {*real_keys(real)} == {CLOCK}
-    assert {*"ADFB", *"DSFGE"} <= seen
+    assert {*"ADFB", *"DSFGE", "grouped", "single", "no letters"} <= seen
 
 
 def test_a_server_clock_before_1970_does_not_stop_a_queue(real: RealClient) -> None:
@@ -411,7 +420,7 @@ def test_a_server_clock_before_1970_does_not_stop_a_queue(real: RealClient) -> N
     pair.run("admin", b"create", *CONF)
     pair.now = -100
     for number in (b"1", b"2"):  # the second call reads what the first one stored
-        assert pair.run("put", b"1", b"p", number, b"3", b"1", b"k", b"x")[0] == b"A"
+        assert pair.run("put", b"1", b"p", number, *PLAIN)[0] == b"A"
 
 
 def test_an_idle_turn_of_a_waiting_consumer_writes_only_its_number(real: RealClient) -> None:
@@ -447,8 +456,9 @@ def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(
     run("admin", b"create", *CONF)
     for number in range(len(expected)):
         run("turn", b"1", b"c%d" % number, b"1", b"1.5", b"0", b"%d" % room, b"%d" % room, b"3", b"")
-    messages = [(b"%d" % (number % 3), b"k%d" % number, b"m%d" % number) for number in range(keys_count)]
-    run("put", b"1", b"p", b"1", b"3", *(word for message in messages for word in message))
+    messages = [(b"k%d" % number, b"m%d" % number) for number in range(keys_count)]
+    groups = b"".join(bytes((number % 3, 1)) for number in range(keys_count))
+    run("put", b"1", b"p", b"1", groups, *(word for message in messages for word in message))
     assert [len(jobs) for jobs in pushed] == expected
     keys = [job[1] for jobs in pushed for job in jobs]
     assert len({*keys}) == len(keys), "a key has one owner"
@@ -456,7 +466,7 @@ def test_waiting_consumers_get_equal_parts_of_a_batch_up_to_their_room(
 
 
 OLD, NEW = CONF, (b"2", *CONF[1:])
-MESSAGE = (b"3", b"1", b"k", b"m")
+MESSAGE = (b"\1\1", b"k", b"m")
 
 
 def repair(pair: Pair, number: int, *words: bytes, version: bytes = b"1") -> Any:
@@ -468,7 +478,7 @@ def test_a_repair_that_comes_again_is_told_the_same_and_one_that_comes_late_chan
     what was put after it."""
     pair = Pair(real)
     pair.run("admin", b"create", *CONF)
-    pair.run("put", b"1", b"p", b"1", *MESSAGE, *MESSAGE[1:])
+    pair.run("put", b"1", b"p", b"1", b"\1\2", *(2 * MESSAGE[1:]))
     assert repair(pair, 1, b"purge", b"5") == repair(pair, 1, b"purge", b"5") == [2, 2]
     assert repair(pair, 2, b"release", b"1", b"k") == repair(pair, 2, b"release", b"1", b"k") == 0
     pair.run("put", b"1", b"p", b"2", *MESSAGE)

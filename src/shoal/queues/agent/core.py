@@ -43,6 +43,7 @@ from shoal.plan.queue_mover import first_states, renewed_states, settings_at, wa
 from shoal.plan.queue_report import LOST, QueueReport, QueueStatus
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
+from shoal.queues.queue_state import unpack_state
 from shoal.queues.script_loader import Script, Scripts
 from shoal.queues.shard_mover import ShardStatus
 from shoal.wire.commands import Request
@@ -438,7 +439,10 @@ def _has_no_open(conf: bytes) -> bool:
 
 def _is_unused(state: bytes | None) -> bool:
     """Whether a queue was never used: a call that a network had kept made it again after it was dropped."""
-    return state is not None and state.split()[2:] == [b"1", *[b"0"] * 16]
+    try:
+        return state is not None and unpack_state(state)[2:] == (1, *[0] * 16)
+    except ValueError:
+        return False  # damaged
 
 
 def _is_tombstone(conf: bytes) -> bool:

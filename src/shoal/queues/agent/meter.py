@@ -8,7 +8,7 @@ Owns which queues are asked, and how the figures are derived. A core without I/O
 A queue that has not changed costs its store the four short commands of its signs a second. The totals of a queue are
 exact; its shards get parts of them: puts and dones by the samples that the scripts count, messages by the lengths of
 some ready keys, the rest by the number of held keys. So a balancer sees which shards are busy, and the store pays for
-one command in sixteen messages.
+one command in 64 messages.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from shoal.load.table import UnitTable
 from shoal.plan.shard_names import shard_name
 from shoal.queues.message_format import put_us_of
 from shoal.queues.queue_kind import QUEUE, STORE
+from shoal.queues.queue_state import unpack_state
 
 SHARDS_A_SECOND_MAX: Final = 4096
 """Shards that are asked about in one second, about 20 ms of the store's time. Other queues that have changed wait for
@@ -253,7 +254,7 @@ def _moving(state: tuple[int, ...]) -> tuple[int, ...]:
 
 def _differs(now: QueueSigns, before: QueueLoad) -> bool:
     counts = (before.consumers, before.dead, before.halted)
-    return _moving(read_state(now.state)) != _moving(before.state) or now[1:] != counts
+    return _moving(unpack_state(now.state)) != _moving(before.state) or now[1:] != counts
 
 
 def _figures(load: QueueLoad, rows: Mapping[int, Mapping[str, Any]]) -> QueueFigures:

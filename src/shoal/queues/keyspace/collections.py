@@ -151,6 +151,12 @@ def _range(values: Values, command: Command) -> list[bytes]:
     return found[_span(len(found), command[2], command[3])]
 
 
+def _trim(values: Values, command: Command) -> bytes:
+    found: list[bytes] = _of(values, command[1], list)
+    _keep(values, command[1], found[_span(len(found), command[2], command[3])])
+    return b"OK"
+
+
 def _index(values: Values, command: Command) -> bytes | None:
     found: list[bytes] = _of(values, command[1], list)
     at = int(command[2])
@@ -301,6 +307,7 @@ COLLECTION_COMMANDS: Final[dict[bytes, Callable[[Values, Command], Any]]] = {
     b"lpop": _pop,
     b"llen": lambda values, command: len(_of(values, command[1], list)),
     b"lrange": _range,
+    b"ltrim": _trim,
     b"lindex": _index,
     b"lrem": _remove_elements,
     b"hset": _set_fields,

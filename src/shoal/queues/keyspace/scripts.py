@@ -7,6 +7,7 @@ rights. A script runs as a whole, as in Redis, and its errors end it without und
 from __future__ import annotations
 
 import hashlib
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Any, Final
@@ -77,7 +78,7 @@ def run_script(
 
     environment = table({b"call": call, b"error_reply": lambda text: table({b"err": text})})
     try:
-        return _to_reply(_compiled(text)(table(list(keys)), table(list(arguments)), environment))
+        return _to_reply(_compiled(text)(table(list(keys)), table(list(arguments)), environment, _structs()))
     except ReplyError as error:
         return error
 
@@ -92,7 +93,25 @@ def _lua() -> Any:
 
 @cache
 def _compiled(text: bytes) -> Any:
-    return _lua().execute(b"return function(KEYS, ARGV, redis)\n" + text + b"\nend")
+    return _lua().execute(b"return function(KEYS, ARGV, redis, struct)\n" + text + b"\nend")
+
+
+@cache
+def _structs() -> Any:
+    """The library `struct` of Redis, for the formats that the scripts use: those mean the same in Python."""
+    lua = _lua()
+
+    def pack(form: bytes, *values: Any) -> bytes:
+        whole = (int(value) if kind == "B" else value for kind, value in zip(form[1:].decode(), values, strict=True))
+        return struct.pack(form, *whole)
+
+    def read(form: bytes, data: bytes) -> Any:
+        return lua.table_from(struct.unpack(form, data))
+
+    make = lua.eval(
+        b"function(pack, read) return {pack = pack, unpack = function(f, d) return unpack(read(f, d)) end} end"
+    )
+    return make(pack, read)
 
 
 def _argument(word: Any) -> bytes:

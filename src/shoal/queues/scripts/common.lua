@@ -23,7 +23,7 @@ local PRODUCERS_MS = 300000 -- how long a producer's last batch is remembered, a
 local KEYS_HELD_MAX = 4096 -- keys that one consumer holds; also what one call takes from consumers that are gone
 local DONE_MAX = 4096 -- messages that one turn ends
 local UNHELD, HALTED = '-', '!' -- owners of keys that no consumer holds
-local COUNTED = 16 -- one message in so many is counted under its shard: a count of each would cost a command of its own
+local COUNTED = 64 -- one message in so many is counted under its shard: a count of each would cost a command of its own
 
 local prefix = KEYS[1]
 local conf, state = nil, nil
@@ -59,8 +59,8 @@ local function is_key(word)
   return #word > 0 and #word <= KEY_BYTES_MAX
 end
 
--- The lines `conf` and `state` are written out here, name by name: each call of a script reads them, and loops over names
--- cost as much as the rest of the call.
+-- `conf` and `state` are written out here, name by name: each call of a script reads them, and loops over names cost as
+-- much as the rest of the call.
 local function read_conf(line)
   local version, shards, messages_max, bytes_max, keys_max, attempts_max, dedupe_ms, ids_max, dead_max, lease_ms, halt,
     paused, letters = string.match(
@@ -85,36 +85,37 @@ local function conf_line()
   )
 end
 
+-- The state is packed: each call reads and writes it, and as text that would take as long as 16 messages of a batch.
+local STATE_FORMAT = 1
+local COUNTS_AT = 1 + 1 + 2 * 8 -- behind the format and the two clocks
+local STATE_PACKED, STATE_BYTES = '>Bddddddddddddddddddd', 1 + 19 * 8
 local function read_state(line)
-  local now, wall, counts, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at, buried,
-    puts, put_bytes, dones, producers, producers_at = string.match(
-      line,
-      '^(%-?%d+) (%-?%d+) ((%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) '
-        .. '(%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+) (%-?%d+))$'
-    )
-  if not now then
+  if #line ~= STATE_BYTES then
+    return false
+  end
+  local format, now, wall, counter, messages, bytes, keys, owned, ready, delayed, ids, ids_old, generation, generation_at,
+    buried, puts, put_bytes, dones, producers, producers_at = struct.unpack(STATE_PACKED, line)
+  local sum = now + wall + counter + messages + bytes + keys + owned + ready + delayed + ids + ids_old + generation
+    + generation_at + buried + puts + put_bytes + dones + producers + producers_at
+  if format ~= STATE_FORMAT or sum % 1 ~= 0 then -- also if one of them is no number
     return false
   end
   state = {
-    now = now + 0, wall = wall + 0, counter = counter + 0, messages = messages + 0, bytes = bytes + 0, keys = keys + 0,
-    owned = owned + 0, ready = ready + 0, delayed = delayed + 0, ids = ids + 0, ids_old = ids_old + 0,
-    generation = generation + 0, generation_at = generation_at + 0, buried = buried + 0, puts = puts + 0,
-    put_bytes = put_bytes + 0, dones = dones + 0, producers = producers + 0, producers_at = producers_at + 0,
+    now = now, wall = wall, counter = counter, messages = messages, bytes = bytes, keys = keys, owned = owned, ready = ready,
+    delayed = delayed, ids = ids, ids_old = ids_old, generation = generation, generation_at = generation_at,
+    buried = buried, puts = puts, put_bytes = put_bytes, dones = dones, producers = producers,
+    producers_at = producers_at,
   }
-  stored_wall, stored_counts = state.wall, counts
+  stored_wall, stored_counts = wall, string.sub(line, COUNTS_AT)
   return true
 end
 
-local function counts_line()
-  return string.format(
-    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.counter, state.messages, state.bytes, state.keys, state.owned,
-    state.ready, state.delayed, state.ids, state.ids_old, state.generation, state.generation_at, state.buried,
-    state.puts, state.put_bytes, state.dones, state.producers, state.producers_at
+local function packed_state()
+  return struct.pack(
+    STATE_PACKED, STATE_FORMAT, state.now, state.wall, state.counter, state.messages, state.bytes, state.keys, state.owned,
+    state.ready, state.delayed, state.ids, state.ids_old, state.generation, state.generation_at, state.buried, state.puts,
+    state.put_bytes, state.dones, state.producers, state.producers_at
   )
-end
-
-local function state_line()
-  return string.format('%d %d %s', state.now, state.wall, counts_line())
 end
 
 -- The queue's own clock: milliseconds that never jump. Leases, retries and delays are measured on it.
@@ -221,10 +222,10 @@ local function record_changed(shard, key)
 end
 
 local function record_text(record)
-  local words = {
-    record.owner, record.token, text(record.attempts), text(record.started), text(record.base), text(record.suspect),
-  }
-  return table.concat(words, ' ')
+  return string.format(
+    '%s %s %d %d %d %d %d %d', record.owner, record.token, record.attempts, record.started, record.base, record.suspect,
+    record.sized, record.sized_bytes
+  )
 end
 
 -- Write the records that have changed. Call it before anything reads them from the hash itself.
@@ -265,9 +266,10 @@ end
 -- The last step of every call that changes something.
 local function save_state()
   flush_records()
-  local counts = counts_line()
+  local packed = packed_state()
+  local counts = string.sub(packed, COUNTS_AT)
   if counts ~= stored_counts or math.abs(state.wall - stored_wall) >= CLOCK_SAVE_MS then
-    redis.call('SET', prefix .. 'state', state_line())
+    redis.call('SET', prefix .. 'state', packed)
     stored_wall, stored_counts = state.wall, counts
   end
 end
@@ -276,7 +278,7 @@ end
 local function make_queue(words, letters)
   read_conf(table.concat(words, ' '))
   shut = letters and string.find(letters, '[^o]') and letters or nil
-  read_state('0 0 1' .. string.rep(' 0', 16))
+  read_state(struct.pack(STATE_PACKED, STATE_FORMAT, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
   local time = redis.call('TIME')
   state.wall, stored_counts = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), ''
   save_conf()
@@ -321,7 +323,7 @@ end
 
 -- Messages that were put into a shard (letter p), or done (d).
 local function count_work(letter, shard, messages)
-  redis.call('HINCRBY', prefix .. 'work', letter .. shard, messages)
+  redis.call('HINCRBY', prefix .. 'work', letter .. shard, text(messages))
 end
 
 local function messages_key(shard, key)
@@ -329,12 +331,15 @@ local function messages_key(shard, key)
 end
 
 -- The record of a key that is held, or whose head has failed: owner, token, attempts of the head, whether the head was
--- started under this token, messages done under this token, and whether a consumer died that may have started the head.
+-- started under this token, messages done under this token, whether a consumer died that may have started the head, and
+-- up to which number of this token the messages have been sent, with their size, so that `done` need not read them again.
 local function parse_record(line)
   if not line then
     return false
   end
-  local owner, token, attempts, started, base, suspect = string.match(line, '^(%S+) (%S+) (%d+) (%d) (%d+) (%d)$')
+  local owner, token, attempts, started, base, suspect, sized, sized_bytes = string.match(
+    line, '^(%S+) (%S+) (%d+) (%d) (%d+) (%d) ?(%d*) ?(%d*)$'
+  )
   return {
     owner = owner,
     listed = owner, -- the consumer in whose list the key is
@@ -343,6 +348,8 @@ local function parse_record(line)
     started = tonumber(started),
     base = tonumber(base),
     suspect = tonumber(suspect),
+    sized = tonumber(sized) or tonumber(base),
+    sized_bytes = tonumber(sized_bytes) or 0,
   }
 end
 
@@ -398,7 +405,7 @@ local function first_ready()
 end
 
 local function pop_ready(shard, count, left)
-  redis.call('LPOP', prefix .. shard .. ':ready', count or 1)
+  redis.call('LPOP', prefix .. shard .. ':ready', text(count or 1))
   state.ready = state.ready - (count or 1)
   if (left or redis.call('LLEN', prefix .. shard .. ':ready')) == 0 then
     redis.call('ZREM', prefix .. 'ready', shard)
@@ -411,10 +418,16 @@ local function next_token()
   return text(conf.version) .. '.' .. text(next_number())
 end
 
+-- Nothing is done under the token of a record.
+local function start_count(record)
+  record.started, record.base, record.sized, record.sized_bytes = 0, 0, 0, 0
+end
+
 -- Record the consumer of a key. The caller takes the key from the ready ones.
 local function grant(shard, key, consumer, token)
   local record = read_record(shard, key) or {attempts = 0, suspect = 0}
-  record.owner, record.token, record.started, record.base = consumer, token, 0, 0
+  record.owner, record.token = consumer, token
+  start_count(record)
   write_record(shard, key, record)
   state.owned = state.owned + 1
   return record
@@ -424,7 +437,8 @@ end
 local function release(shard, key, record, side)
   state.owned = state.owned - 1
   if record.attempts > 0 or record.suspect > 0 then
-    record.owner, record.token, record.started, record.base = UNHELD, '-', 0, 0
+    record.owner, record.token = UNHELD, '-'
+    start_count(record)
     write_record(shard, key, record)
   else
     drop_record(shard, key)
@@ -433,29 +447,55 @@ local function release(shard, key, record, side)
 end
 
 local done_room = DONE_MAX
+local SIZES_PAGE = 32 -- messages that are read at once for their size
 
--- Remove the messages of a held key up to number `upto` of this token; return whether there were any.
+-- Messages were sent to the holder of a key: `count` of them from number `from` of its token on.
+local function note_sent(record, from, count, bytes)
+  if from == record.sized then
+    record.sized, record.sized_bytes = from + count, record.sized_bytes + bytes
+  end
+end
+
+-- The size of the first messages of a held key.
+local function size_of_first(name, count)
+  local bytes = 0
+  for start = 0, count - 1, SIZES_PAGE do
+    local page = redis.call('LRANGE', name, text(start), text(math.min(start + SIZES_PAGE, count) - 1))
+    for at = 1, #page do
+      bytes = bytes + #page[at]
+    end
+  end
+  return bytes
+end
+
+-- Remove the messages of a held key up to number `upto` of this token; return how many messages are left, and whether any
+-- was removed.
 local function remove_done(shard, key, record, upto)
-  local count = upto
+  local name = messages_key(shard, key)
+  local count, left = upto, redis.call('LLEN', name)
   -- guard: done_once
   count = upto - record.base
   -- end: done_once
-  if count > 0 then
-    local done = redis.call('LPOP', messages_key(shard, key), text(count)) or {}
-    for _, body in ipairs(done) do
-      state.bytes = state.bytes - #body
-    end
-    state.messages, state.dones = state.messages - #done, state.dones + #done
-    local phase = state.dones + state.wall
-    local samples = math.floor(phase / COUNTED) - math.floor((phase - #done) / COUNTED)
-    if samples > 0 then
-      count_work('d', shard, samples * COUNTED)
-    end
-    done_room = done_room - #done
-    record.base = upto
-    record.attempts, record.started, record.suspect = 0, 0, 0
+  if count <= 0 then
+    return left, false
   end
-  return count > 0
+  local removed, bytes = math.min(count, left), record.sized_bytes
+  if upto ~= record.sized or removed < count then
+    bytes = size_of_first(name, removed)
+  end
+  redis.call('LTRIM', name, text(removed), '-1')
+  state.bytes = state.bytes - bytes
+  state.messages, state.dones = state.messages - removed, state.dones + removed
+  local phase = state.dones + state.wall
+  local samples = math.floor(phase / COUNTED) - math.floor((phase - removed) / COUNTED)
+  if samples > 0 then
+    count_work('d', shard, samples * COUNTED)
+  end
+  done_room = done_room - removed
+  record.sized_bytes = math.max(record.sized_bytes - bytes, 0)
+  record.base, record.sized = upto, math.max(record.sized, upto)
+  record.attempts, record.started, record.suspect = 0, 0, 0
+  return left - removed, true
 end
 
 local function close_key(shard, key, held)
@@ -490,7 +530,8 @@ local function bury(shard, key, record, reason)
       state.keys = state.keys - 1
     end
     state.owned = state.owned - 1
-    record.owner, record.token, record.started, record.base = HALTED, '-', 0, 0
+    record.owner, record.token = HALTED, '-'
+    start_count(record)
     write_record(shard, key, record)
     redis.call('SADD', prefix .. 'halted', shard .. ':' .. key)
   elseif left == 0 then
@@ -523,9 +564,9 @@ end
 local GRANTS_PAGE = 8 -- keys of one shard that are granted before the next shard has its turn
 local function first_keys(wanted)
   local found = {}
-  for _, shard in ipairs(redis.call('ZRANGE', prefix .. 'ready', 0, wanted - 1)) do
+  for _, shard in ipairs(redis.call('ZRANGE', prefix .. 'ready', '0', text(wanted - 1))) do
     local page = math.min(wanted, GRANTS_PAGE)
-    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', 0, page) -- one more than is used
+    local keys = redis.call('LRANGE', prefix .. shard .. ':ready', '0', text(page)) -- one more than is used
     local others = #keys > page and 1 or 0
     keys[page + 1] = nil
     found[#found + 1] = {shard, keys, others}
@@ -546,14 +587,14 @@ local function push_keys(consumer, wanted, later)
     local known = read_records(shard, keys)
     for at, key in ipairs(keys) do
       local name = messages_key(shard, key)
-      local body = redis.call('LINDEX', name, 0)
+      local body = redis.call('LINDEX', name, '0')
       if count > 0 and bytes + #body > OFFERED_BYTES_MAX then
         break
       end
       used, count, bytes = at, count + 1, bytes + #body
       local record = known[key] or {attempts = 0, suspect = 0}
       local token, left = next_token(), redis.call('LLEN', name)
-      granted[count] = {shard, key, token}
+      granted[count] = {shard, key, token, #body}
       parts[count] = table.concat({
         framed(shard), framed(key), framed(token), framed(text(record.attempts)), framed(text(record.suspect)),
         framed(text(left)), framed(text(math.max(state.ready - count - later, 0))), framed(body),
@@ -573,7 +614,7 @@ local function push_keys(consumer, wanted, later)
     pop_ready(one[1], one[2], one[3])
   end
   for _, one in ipairs(granted) do
-    grant(one[1], one[2], consumer, one[3])
+    note_sent(grant(one[1], one[2], consumer, one[3]), 0, 1, one[4])
   end
   return true
 end
@@ -583,7 +624,9 @@ end
 local function offer()
   local deaf = 0
   while state.ready > 0 and conf.paused == 0 and deaf < DEAF_MAX do
-    local consumers = redis.call('ZRANGE', prefix .. 'waiting', 0, math.min(state.ready, OFFERED_MAX, DEAF_MAX - deaf) - 1)
+    local consumers = redis.call(
+      'ZRANGE', prefix .. 'waiting', '0', text(math.min(state.ready, OFFERED_MAX, DEAF_MAX - deaf) - 1)
+    )
     if #consumers == 0 then
       return
     end

@@ -19,6 +19,14 @@ if refused then
   return refused
 end
 
+local function state_line()
+  return string.format(
+    '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.now, state.wall, state.counter, state.messages,
+    state.bytes, state.keys, state.owned, state.ready, state.delayed, state.ids, state.ids_old, state.generation,
+    state.generation_at, state.buried, state.puts, state.put_bytes, state.dones, state.producers, state.producers_at
+  )
+end
+
 if operation == 'stats' then
   local first = false
   local shard, key = first_ready()

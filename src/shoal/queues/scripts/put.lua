@@ -1,9 +1,12 @@
 -- Put a batch of messages.
 --
 --   KEYS[1]  prefix of the queue
---   ARGV     version, producer, number of the batch, words of each message, then the messages
---   message  shard, key, body; if the messages have 5 words, also id and delay in ms
---   reply    one letter for each message, and how many messages the queue holds
+--   ARGV     version, producer, number of the batch, groups, then the messages
+--   groups   two bytes for each group of messages of one shard: the shard, and how many they are. Then each message has
+--            two words, key and body. Without groups each message has five: shard, key, body, id and delay in ms
+--   reply    one letter for each message, and how many messages the queue holds. No letters: the batch has groups, and
+--            not all of it can be accepted. Nothing was stored; it must come again without groups, in the order of its
+--            messages, because the first ones are accepted
 --
 -- A accepted; D its id was accepted before; F the queue is full; K too many keys; I too many ids; B behind a refused
 -- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that
@@ -14,28 +17,52 @@ if refused then
   return refused
 end
 
-local PLAIN_FIELDS, FULL_FIELDS = 3, 5
 local BATCH_MAX = 1024 -- messages of one call
-local FIRST, FIELDS = 5, ARGV[4] == '3' and PLAIN_FIELDS or FULL_FIELDS
-local producer, batch, last_at = ARGV[2], ARGV[3], #ARGV
-local given = (last_at - FIRST + 1) / FIELDS
-if ARGV[4] ~= '3' and ARGV[4] ~= '5' or given < 1 or given % 1 ~= 0 or given > BATCH_MAX then
-  return malformed('a batch has 1 to ' .. text(BATCH_MAX) .. ' messages of 3 or 5 words')
+local FIRST, FIELDS, PAIR = 5, 5, 2
+local words = ARGV
+local producer, batch, last_at = words[2], words[3], #words
+if last_at < FIRST or #words[4] > 2 * BATCH_MAX or #words[4] % 2 ~= 0 then
+  return malformed('a batch has a producer, a number, groups and messages')
 elseif #producer == 0 or #producer > NAME_BYTES_MAX then
   return malformed('the name of a producer has 1 to ' .. text(NAME_BYTES_MAX) .. ' bytes')
 elseif not whole(batch, NUMBER_MAX) then
   return malformed('the number of a batch is not a whole number')
 end
-for at = FIRST, last_at, FIELDS do
-  local wrong = not is_shard(ARGV[at]) and 'shard' or not is_key(ARGV[at + 1]) and 'key'
-    or #ARGV[at + 2] > BODY_BYTES_MAX and 'body'
-  if not wrong and FIELDS == FULL_FIELDS then
-    wrong = #ARGV[at + 3] > ID_BYTES_MAX and 'id'
-      or ARGV[at + 4] ~= '0' and (whole(ARGV[at + 4], DELAY_MS_MAX) or 0) == 0 and 'delay'
+
+local plain, groups = {string.byte(words[4], 1, -1)}, #words[4] / 2
+local given, given_bytes = 0, 0
+local group_shards, group_firsts, group_lasts = {}, {}, {} -- where the messages of each group are
+local at, shards = FIRST, conf.shards
+for group = 1, groups do
+  local shard, last = plain[2 * group - 1], at - 1 + PAIR * plain[2 * group]
+  if shard >= shards or last < at or last > last_at then
+    return malformed('group ' .. text(group) .. ' of the batch is not valid')
   end
+  group_shards[group], group_firsts[group], group_lasts[group] = text(shard), at, last
+  at = last + 1
+end
+if groups > 0 then
+  given = (at - FIRST) / PAIR
+  for pair = FIRST, at - 1, PAIR do
+    local key_bytes, body_bytes = #words[pair], #words[pair + 1]
+    if key_bytes == 0 or key_bytes > KEY_BYTES_MAX or body_bytes > BODY_BYTES_MAX then
+      return malformed('the key or the body of message ' .. text((pair - FIRST) / PAIR) .. ' of the batch is not valid')
+    end
+    given_bytes = given_bytes + body_bytes
+  end
+end
+while groups == 0 and at <= last_at do
+  local wrong = last_at < at + FIELDS - 1 and 'size' or not is_shard(words[at]) and 'shard'
+    or not is_key(words[at + 1]) and 'key' or #words[at + 2] > BODY_BYTES_MAX and 'body'
+    or #words[at + 3] > ID_BYTES_MAX and 'id'
+    or words[at + 4] ~= '0' and (whole(words[at + 4], DELAY_MS_MAX) or 0) == 0 and 'delay'
   if wrong then
-    return malformed('the ' .. wrong .. ' of message ' .. text((at - FIRST) / FIELDS) .. ' of the batch is not valid')
+    return malformed('the ' .. wrong .. ' of message ' .. text(given) .. ' of the batch is not valid')
   end
+  given, at = given + 1, at + FIELDS
+end
+if given > BATCH_MAX or at <= last_at then
+  return malformed('a batch has 1 to ' .. text(BATCH_MAX) .. ' messages, all of them in its groups')
 end
 rotate_generations()
 local now_ids, old_ids = ':ids:' .. text(state.generation), ':ids:' .. text(1 - state.generation)
@@ -72,18 +99,19 @@ local messages, bytes, keys, ids = state.messages, state.bytes, state.keys, stat
 local full, behind, accepted = false, {}, 0
 local many_keys = keys + given > conf.keys_max
 
--- Whether all messages will be accepted: most batches are far from all limits, and need no look at each message.
-local sure = not said and not shut and FIELDS == PLAIN_FIELDS and not many_keys and messages + given <= conf.messages_max
+-- A batch with groups is accepted as a whole: most are far from all limits, and need no look at each message.
+local sure = groups > 0
 if sure then
-  for at = FIRST + 2, last_at, FIELDS do
-    bytes = bytes + #ARGV[at]
+  for group = 1, shut and groups or 0 do
+    sure = sure and is_open(group_shards[group])
   end
-  sure = bytes <= conf.bytes_max
-  if sure then
-    messages, accepted, count = messages + given, given, given
-  else
-    bytes = state.bytes
+  sure = sure and not many_keys and messages + given <= conf.messages_max and bytes + given_bytes <= conf.bytes_max
+  if said then
+    return {string.find(said, ' ', 1, true) and '' or string.rep('A', given), messages}
+  elseif not sure then
+    return {'', messages}
   end
+  messages, bytes, accepted, count = messages + given, bytes + given_bytes, given, given
 end
 
 local function judge(shard, key, id, body)
@@ -120,34 +148,15 @@ local function judge(shard, key, id, body)
   return 'A'
 end
 
--- Lists that get messages, in the order of their first one: name of the list, position of that message in ARGV, body, and
--- all bodies if there are several. They go to the list with one command.
-local lists, first_at, bodies, several, place_of, places = {}, {}, {}, {}, {}, 0
+-- Keys and bodies of the messages that go to lists, in groups: the arguments themselves if all do.
+local pairs_of = words
 local special = {} -- positions of messages with an id or a delay
 
-local function add_to_list(at, shard, key, body)
-  local name = prefix .. shard .. ':k:' .. key
-  local place = place_of[name]
-  if not place then
-    places = places + 1
-    place_of[name], lists[places], first_at[places], bodies[places] = places, name, at, body
-  elseif several[place] then
-    local all = several[place]
-    all[#all + 1] = body
-  else
-    several[place] = {bodies[place], body}
-  end
-end
-
-for at = FIRST, last_at, FIELDS do
-  local shard, key, body = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  if sure then
-    add_to_list(at, shard, key, body)
-  else
-    local id, delay, letter = '', '0', nil
-    if FIELDS > PLAIN_FIELDS then
-      id, delay = ARGV[at + 3], ARGV[at + 4]
-    end
+if not sure then
+  pairs_of = {}
+  for at = FIRST, last_at, FIELDS do
+    local shard, key, body, id, delay = unpack(words, at, at + FIELDS - 1)
+    local letter
     if said then
       local before = said_before(shard)
       nth[shard] = (nth[shard] or 0) + 1
@@ -165,7 +174,12 @@ for at = FIRST, last_at, FIELDS do
           special[#special + 1] = at
         end
         if delay == '0' then
-          add_to_list(at, shard, key, body)
+          if group_shards[groups] ~= shard then
+            groups = groups + 1
+            group_shards[groups], group_firsts[groups] = shard, #pairs_of + 1
+          end
+          pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = key, body
+          group_lasts[groups] = #pairs_of
         end
       elseif letter == 'F' then
         full = true
@@ -186,52 +200,69 @@ end
 -- Everything is decided: from here on, only writes.
 -- One message in COUNTED is counted under its shard. The time shifts the samples, so that messages whose keys repeat in
 -- a pattern are counted evenly too.
-for number = COUNTED - (state.puts + state.wall) % COUNTED, count, COUNTED do
-  if sure or letters[number] == 'A' then
-    count_work('p', ARGV[FIRST + (number - 1) * FIELDS], COUNTED)
-  end
+local to_sample = COUNTED - (state.puts + state.wall) % COUNTED
+local function sample(shard)
+  local samples = math.floor(-to_sample / COUNTED) + 1
+  to_sample = to_sample + samples * COUNTED
+  count_work('p', shard, samples * COUNTED)
 end
+
 state.puts, state.put_bytes = state.puts + accepted, state.put_bytes + bytes - state.bytes
 state.messages, state.bytes = messages, bytes
 for _, at in ipairs(special) do
-  local shard, key, body, id, delay_ms = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], tonumber(ARGV[at + 4])
+  local shard, key, body, id, delay = unpack(words, at, at + FIELDS - 1)
   if id ~= '' then
     redis.call('SADD', prefix .. shard .. now_ids, framed(key) .. id)
     state.ids = state.ids + 1
   end
-  if delay_ms > 0 then
+  if delay ~= '0' then
     local serial = string.format('%016.0f', next_number())
-    redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'm:' .. shard .. ':' .. serial)
+    redis.call('ZADD', prefix .. 'due', text(state.now + tonumber(delay)), 'm:' .. shard .. ':' .. serial)
     redis.call('HSET', prefix .. shard .. ':delayed', serial, framed(key) .. body)
     state.delayed = state.delayed + 1
+    to_sample = to_sample - 1
+    if to_sample <= 0 then
+      sample(shard)
+    end
   end
 end
 
--- Keys that had no messages become ready, with one command for each shard.
+-- Messages of a key that follow each other go to its list with one command. Keys that had no messages become ready, with
+-- one command for each shard.
 local call = redis.call
 local begun, begun_shards = {}, {}
-for place = 1, places do
-  local all, first = several[place], nil
-  if all then
-    first = call('RPUSH', lists[place], unpack(all)) == #all
-  else
-    first = call('RPUSH', lists[place], bodies[place]) == 1
+local held_too = true
+-- guard: one_owner
+held_too = false
+-- end: one_owner
+for group = 1, groups do
+  local shard, pair, last = group_shards[group], group_firsts[group], group_lasts[group]
+  local names, keys_of = prefix .. shard .. ':k:', begun[shard]
+  to_sample = to_sample - (last - pair + 1) / PAIR
+  if to_sample <= 0 then
+    sample(shard)
   end
-  if first then
-    state.keys = state.keys + 1
-  end
-  local added = true
-  -- guard: one_owner
-  added = first
-  -- end: one_owner
-  if added then
-    local shard, key = ARGV[first_at[place]], ARGV[first_at[place] + 1]
-    local keys_of = begun[shard]
-    if keys_of then
-      keys_of[#keys_of + 1] = key
+  while pair < last do
+    local key, next_pair, first = pairs_of[pair], pair + PAIR, nil
+    if next_pair > last or pairs_of[next_pair] ~= key then
+      first = call('RPUSH', names .. key, pairs_of[pair + 1]) == 1
     else
-      begun[shard] = {key}
-      begun_shards[#begun_shards + 1] = shard
+      local bodies = {pairs_of[pair + 1]}
+      while next_pair < last and pairs_of[next_pair] == key do
+        bodies[#bodies + 1] = pairs_of[next_pair + 1]
+        next_pair = next_pair + PAIR
+      end
+      first = call('RPUSH', names .. key, unpack(bodies)) == #bodies
+    end
+    pair = next_pair
+    if first or held_too then
+      state.keys = state.keys + (first and 1 or 0)
+      if not keys_of then
+        keys_of = {}
+        begun[shard] = keys_of
+        begun_shards[#begun_shards + 1] = shard
+      end
+      keys_of[#keys_of + 1] = key
     end
   end
 end
@@ -256,7 +287,7 @@ local record = batch
 if accepted < count then
   local told, told_shards = {}, {}
   for number, letter in ipairs(letters) do
-    local shard = ARGV[FIRST + (number - 1) * FIELDS]
+    local shard = words[FIRST + (number - 1) * FIELDS]
     if not told[shard] then
       told_shards[#told_shards + 1] = shard
     end

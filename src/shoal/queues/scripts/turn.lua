@@ -14,7 +14,8 @@
 --   reply    joined, ready, hungry, consumers, owned, ms until something is due (-1: nothing), paused, results, grants,
 --            held keys, the largest number of a token so far, a letter for each shard (empty: all are open), ms of a lease
 --
--- The result of an operation is {status, messages left, bodies...}; status 0: the key is not held under this token,
+-- The result of an operation is {status, messages left, bodies}, the last only if messages were asked for; a grant is
+-- {shard, key, token, attempts, suspect, messages left, bodies}. Status 0: the key is not held under this token,
 -- 1: it is still held, 2: it is not held any more, 3: the same, and it is halted because the dead letters are full,
 -- 4: the shard is not open here, and nothing was done.
 -- A turn that comes again, because its reply was lost, gets the same statuses again; what it holds is listed (R).
@@ -61,7 +62,7 @@ local lease = redis.call('ZSCORE', prefix .. 'leases', consumer)
 local leaves = string.find(flags, 'L', 1, true)
 local first_lease
 if not lease and not leaves and redis.call('ZCARD', prefix .. 'leases') >= CONSUMERS_MAX
-  and tonumber(redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]) > state.now then -- none ends now
+  and tonumber(redis.call('ZRANGE', prefix .. 'leases', '0', '0', 'WITHSCORES')[2]) > state.now then -- none ends now
   return redis.error_reply('CROWDED the queue has ' .. text(CONSUMERS_MAX) .. ' consumers')
 end
 
@@ -75,9 +76,11 @@ said = number == ARGV[3] and letters
 -- end: turn_sequence
 
 -- A consumer that waits, and has nothing to report while nothing is ready, goes on waiting: most turns of a quiet queue.
-local waits = redis.call('ZSCORE', prefix .. 'waiting', consumer)
-local idle = waits and tonumber(waits) == tonumber(load) and state.ready == 0 and #ARGV == 9 and flags == ''
-  and want_keys > 0 and want_messages > 0
+local idle = state.ready == 0 and #ARGV == 9 and flags == '' and want_keys > 0 and want_messages > 0
+if idle then
+  local waits = redis.call('ZSCORE', prefix .. 'waiting', consumer)
+  idle = waits and tonumber(waits) == tonumber(load)
+end
 
 -- The first write must be one that Redis allows when its memory is full: then it allows the others too, and consumers can
 -- empty a full store. It need not find anything.
@@ -114,7 +117,7 @@ local limit = state.now + conf.lease_ms
 -- guard: lease_before_takeover
 limit = state.now
 -- end: lease_before_takeover
-first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+first_lease = redis.call('ZRANGE', prefix .. 'leases', '0', '0', 'WITHSCORES')[2]
 local expired = {}
 if first_lease and tonumber(first_lease) <= limit then
   expired = redis.call('ZRANGEBYSCORE', prefix .. 'leases', '-inf', text(limit), 'LIMIT', 0, EXPIRED_MAX)
@@ -146,7 +149,7 @@ for _, other in ipairs(expired) do
 end
 
 -- Delayed messages join the tail of their key, and keys that wait for a retry become ready.
-local soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+local soonest = redis.call('ZRANGE', prefix .. 'due', '0', '0', 'WITHSCORES')[2]
 local due, due_changed = {}, false
 if soonest and tonumber(soonest) <= state.now then
   due = redis.call('ZRANGEBYSCORE', prefix .. 'due', '-inf', text(state.now), 'LIMIT', 0, DUE_MAX)
@@ -177,30 +180,46 @@ for _, member in ipairs(due) do
   end
 end
 
--- Messages of a key, as many as the reply has room for; the first one of a reply always fits. Returns the length of the
--- list if the last page tells it. The pages after the first are larger if messages are small.
+-- Messages of a held key, as many as the reply has room for; the first one of a reply always fits. Also returns the length
+-- of the list if the last page tells it. The pages after the first are larger if messages are small.
 local PAGE, PAGE_SMALL, SMALL_BYTES, PAGE_BYTES_MAX, REPLY_BYTES_MAX = 8, 32, 4096, 1048576, 16777216
 local first_page = state.bytes <= SMALL_BYTES * state.messages and PAGE_SMALL or PAGE
 local reply_bytes, reply_messages = 0, 0
-local function fetch(into, shard, key, start, count)
-  local name, asked, before = messages_key(shard, key), math.min(count, first_page), reply_bytes
+local function fetch(shard, key, record, start, count)
+  local name, asked, had, bytes_before = messages_key(shard, key), math.min(count, first_page), 0, reply_bytes
+  local bodies, length = {}, nil
   while count > 0 do
-    local page = redis.call('LRANGE', name, start, start + asked - 1)
-    for _, body in ipairs(page) do
-      if reply_messages > 0 and (reply_bytes + #body > REPLY_BYTES_MAX or reply_messages >= TURN_MESSAGES_MAX) then
-        return
+    local page = redis.call('LRANGE', name, text(start + had), text(start + had + asked - 1))
+    local read, bytes = #page, reply_bytes
+    for at = 1, read do
+      bytes = bytes + #page[at]
+    end
+    local used = read
+    while used > 0 and reply_messages + used > 1 and (bytes > REPLY_BYTES_MAX or reply_messages + used > TURN_MESSAGES_MAX) do
+      bytes, page[used], used = bytes - #page[used], nil, used - 1
+    end
+    local before = reply_bytes
+    reply_bytes, reply_messages = bytes, reply_messages + used
+    if had == 0 then
+      bodies = page
+    else
+      for at = 1, used do
+        bodies[had + at] = page[at]
       end
-      reply_bytes, reply_messages = reply_bytes + #body, reply_messages + 1
-      into[#into + 1] = body
     end
-    if #page < asked then
-      return (#page > 0 or start == 0) and start + #page or nil
+    had = had + used
+    if used < read then
+      break
+    elseif read < asked then
+      length = (read > 0 or start + had == 0) and start + had or nil
+      break
     end
-    start, count = start + asked, count - asked
-    local room = math.floor(PAGE_BYTES_MAX * #page / math.max(reply_bytes - before, 1))
-    asked = math.min(count, math.max(room, PAGE), math.max(TURN_MESSAGES_MAX - reply_messages, 1))
-    before = reply_bytes
+    count = count - asked
+    local fits = math.floor(PAGE_BYTES_MAX * read / math.max(bytes - before, 1))
+    asked = math.min(count, math.max(fits, PAGE), math.max(TURN_MESSAGES_MAX - reply_messages, 1))
   end
+  note_sent(record, record.base + start, had, reply_bytes - bytes_before)
+  return bodies, length
 end
 
 local function fail(shard, key, record, delay_ms, reason)
@@ -212,7 +231,8 @@ local function fail(shard, key, record, delay_ms, reason)
     return bury(shard, key, record, string.sub(reason, 1, REASON_BYTES_MAX)) and 2 or 3
   end
   state.owned = state.owned - 1
-  record.owner, record.token, record.started, record.base = UNHELD, '-', 0, 0
+  record.owner, record.token = UNHELD, '-'
+  start_count(record)
   write_record(shard, key, record)
   -- guard: retry_holds_key
   redis.call('ZADD', prefix .. 'due', text(state.now + delay_ms), 'k:' .. shard .. ':' .. key)
@@ -239,8 +259,7 @@ local function operate(code, shard, key, token, upto, extra, word)
   if tonumber(upto) - record.base > done_room then
     return {0, 0} -- a consumer has no more messages
   end
-  local removed = remove_done(shard, key, record, tonumber(upto))
-  local left = redis.call('LLEN', messages_key(shard, key))
+  local left, removed = remove_done(shard, key, record, tonumber(upto))
   if left == 0 then
     close_key(shard, key, true)
     return {2, 0}
@@ -265,7 +284,7 @@ local function operate(code, shard, key, token, upto, extra, word)
   end
   local result = {1, left}
   if code == 'D' then
-    fetch(result, shard, key, tonumber(extra), math.min(tonumber(word), left - tonumber(extra)))
+    result[3] = fetch(shard, key, record, tonumber(extra), math.min(tonumber(word), left - tonumber(extra)))
   end
   return result
 end
@@ -286,6 +305,7 @@ for at = 10, #ARGV, FIELDS do
   statuses[#results] = text(one[1])
 end
 
+want_messages = math.max(want_messages - reply_messages, 0) -- the operations have used some of the consumer's room
 local hungry = redis.call('ZCARD', prefix .. 'waiting') - (idle and 1 or 0)
 local consumers = redis.call('ZCARD', prefix .. 'leases')
 local grants = {}
@@ -308,11 +328,10 @@ elseif want_keys > 0 and not said then
       used = used + 1
       local key, token = keys[used], next_token()
       local record = grant(shard, key, consumer, token)
-      local one = {shard, key, token, record.attempts, record.suspect, 0}
-      local left = fetch(one, shard, key, 0, math.min(per_key, want_messages))
-      one[6] = left or redis.call('LLEN', messages_key(shard, key))
-      want_messages = want_messages - (#one - 6)
-      grants[#grants + 1] = one
+      local bodies, left = fetch(shard, key, record, 0, math.min(per_key, want_messages))
+      left = left or redis.call('LLEN', messages_key(shard, key))
+      want_messages = want_messages - #bodies
+      grants[#grants + 1] = {shard, key, token, record.attempts, record.suspect, left, bodies}
     end
     pop_ready(shard, used, #keys - used + others)
   end
@@ -343,10 +362,10 @@ if not said and not leaves then -- pushes count on the room
 end
 
 if due_changed then
-  soonest = redis.call('ZRANGE', prefix .. 'due', 0, 0, 'WITHSCORES')[2]
+  soonest = redis.call('ZRANGE', prefix .. 'due', '0', '0', 'WITHSCORES')[2]
 end
 if leaves or gone_count > 0 then
-  first_lease = redis.call('ZRANGE', prefix .. 'leases', 0, 0, 'WITHSCORES')[2]
+  first_lease = redis.call('ZRANGE', prefix .. 'leases', '0', '0', 'WITHSCORES')[2]
 end
 local due_ms = -1
 for _, at in ipairs({soonest or first_lease or '', first_lease or ''}) do

@@ -22,6 +22,7 @@ from shoal.lab.sim.checkers import Verdict
 from shoal.lab.sim.history import number_in
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.keyspace.collections import Hash, Stream, Values
+from shoal.queues.queue_state import STATE_FIELDS, unpack_state
 
 ACCEPTED, REFUSED, DUPLICATE, UNKNOWN = "accepted", "refused", "duplicate", "unknown"
 
@@ -256,7 +257,7 @@ class StoredQueue:
         """How many messages the queue says that it holds."""
         state = self.values.get(self.prefix + b"state", b"")
         assert isinstance(state, bytes)
-        return int(state.split()[3]) if state else 0
+        return dict(zip(STATE_FIELDS, unpack_state(state), strict=True))["messages"] if state else 0
 
     def leftovers(self) -> Iterator[bytes]:
         """Keys that an empty queue without consumers should not have."""

@@ -100,10 +100,11 @@ class Witness:
         had = _sizes(stored)
         execute()
         has = _sizes(stored)
-        fields = 3 if words[0] == b"3" else 5
+        grouped = words[0] != b""  # then key and body; otherwise shard, key, body, id and delay
+        fields, body = (2, 1) if grouped else (5, 2)
         messages = [words[at : at + fields] for at in range(1, len(words), fields)]
-        largest = max((len(message[2]) for message in messages), default=0)
-        delayed = {message[1] for message in messages if fields == 5 and message[4] != b"0"}
+        largest = max((len(message[body]) for message in messages), default=0)
+        delayed = {message[1] for message in messages if not grouped and message[4] != b"0"}
         limits = {name: run.history.limits(name, now, now) for name in has}
         for name, size in has.items():
             if size > had[name] and limits[name] and size > max(limits[name]):
