@@ -10,6 +10,7 @@ from tests.support.queue_store import client_of, store_server, until
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import (
+    AlreadyAcceptedError,
     AuthenticationError,
     ConfigError,
     DeadLettersFullError,
@@ -59,7 +60,12 @@ async def test_invalid_messages_are_refused_before_anything_is_sent(store: Redis
             (QueueNameError, {"payload": b"x", "key": 7}),
             (QueueNameError, {"payload": b"x", "id": "i" * 257}),
             (PublishError, {"payload": b"x", "attributes": {"a": float("nan")}}),
+            (QueueNameError, {"payload": b"x", "key": "\ud800"}),
             (TypeError, {"payload": 7}),
+            (TypeError, {"payload": b"x", "delay": "1"}),
+            (TypeError, {"payload": b"x", "delay": None}),
+            (TypeError, {"payload": b"x", "at": "tomorrow"}),
+            (ValueError, {"payload": b"x", "at": float("nan")}),
             (TypeError, {"payload": b"x", "delay": 1.0, "at": 1.0}),
             (ValueError, {"payload": b"x", "delay": -1.0}),
             (ValueError, {"payload": b"x", "delay": float("nan")}),
@@ -68,6 +74,98 @@ async def test_invalid_messages_are_refused_before_anything_is_sent(store: Redis
         for error, arguments in wrong:
             with pytest.raises(error):
                 await queue.put(**arguments)
+        assert (await queue.stats()).messages == 0
+
+
+async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_others(store: RedisServer) -> None:
+    async with client_of(store, payload_bytes_max=1000) as client:
+        queue = await client.create("invalid-among-many")
+        large = NewMessage(b"x" * 1001, key="a")
+        given: list[NewMessage | bytes] = [
+            b"0",
+            large,
+            NewMessage(b"2", key="a"),
+            NewMessage(b"3", key="b"),
+            NewMessage(b"4", key=""),
+        ]
+        result = await queue.put_many([*given, *[b"more"] * 600, NewMessage(b"x" * 1001)])
+        found = [(position, type(error)) for position, error in result.refused]
+        assert found == [
+            (1, PayloadTooLargeError),
+            (2, PayloadTooLargeError),  # it would overtake an earlier message of its key
+            (4, QueueNameError),
+            (605, PayloadTooLargeError),
+        ]
+        assert result.accepted == (await queue.stats()).messages == 602
+
+
+@pytest.mark.parametrize("wrong", [7, None, {"payload": b"x"}])
+async def test_put_many_stores_nothing_if_a_value_has_the_wrong_type(store: RedisServer, wrong: Any) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("wrong-types")
+        with pytest.raises(TypeError, match="bytes or str"):
+            await queue.put_many([*[b"x"] * 600, wrong])
+        with pytest.raises(TypeError, match="several messages"):
+            await queue.put_many("text")
+        assert (await queue.stats()).messages == 0
+
+
+async def test_a_repeated_id_is_refused_with_and_without_a_key(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("repeated-ids")
+        await queue.put(b"x", id="order-1")
+        await queue.put(b"x", id="order-2")
+        await queue.put(b"x", id="order-1", key="k")
+        with pytest.raises(AlreadyAcceptedError, match="id 'order-1': if this is a repetition"):
+            await queue.put(b"x", id="order-1")
+        with pytest.raises(AlreadyAcceptedError, match="id 'order-1' and key 'k'"):
+            await queue.put(b"x", id="order-1", key="k")
+        stats = await queue.stats()
+        assert (stats.messages, stats.keys) == (3, 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"reason": ValueError("no stock")},
+        {"reason": None},
+        {"retry_in": "5"},
+        {"retry_in": float("nan")},
+        {"retry_in": float("inf")},
+        {"retry_in": 1e300},
+    ],
+)
+async def test_a_failure_with_an_impossible_value_leaves_the_job_as_it_is(
+    store: RedisServer, arguments: dict[str, Any]
+) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("failures")
+        await queue.put(b"x")
+        async with queue.take() as jobs:
+            job = await anext(jobs)
+            async with asyncio.timeout(30):
+                with pytest.raises((TypeError, ValueError), match=r"reason is text|retry_in is"):
+                    await job.fail(**arguments)
+                await job.done()
+
+
+async def test_impossible_follow_ups_are_refused_when_they_are_staged(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("impossible-follow-ups")
+        await queue.put(b"x")
+        async with queue.take() as jobs:
+            job = await anext(jobs)
+            wrong: list[tuple[type[Exception], Any, dict[str, Any]]] = [
+                (TypeError, 5, {}),  # not five zero bytes
+                (TypeError, None, {}),
+                (QueueNameError, b"x", {"key": 5}),
+                (QueueNameError, b"x", {"queue": "two words"}),
+                (ValueError, b"x", {"delay": -1}),
+            ]
+            for error, payload, options in wrong:
+                with pytest.raises(error):
+                    job.put(payload, **options)
+            await job.done()
         assert (await queue.stats()).messages == 0
 
 

@@ -116,7 +116,7 @@ async def test_an_id_is_accepted_once_and_lines_have_ids_of_their_own(bus: shoal
     for expected in (0, 1):
         status, _, err = await run_command(capsys, "queue", "put", "ids", "x", "--key", "k", "--id", "7")
         assert status == expected
-    assert err.startswith("shoal: a message with id b'7' and key b'k' was already accepted by queue ids: nothing, if")
+    assert err.startswith("shoal: queue ids has already accepted a message with id '7' and key 'k': if this")
     assert (await run_with_input("put", "ids", "--key", "k", "--id", "f", text=b"a\nb"))[0] == 0
     status, out, err = await run_with_input("put", "ids", "--key", "k", "--id", "f", "--json", text=b"a\nb\nc")
     facts = json.loads(out[-1])

@@ -265,10 +265,14 @@ async def test_a_process_whose_parent_died_before_it_was_ready_ends_too(folder: 
         (["far:app", "--processes", "2"], 1, "no cluster"),
         (["jobs:app", "--grace", "soon"], 2, "seconds from 0"),
         (["jobs:app", "--processes", "0"], 2, "above 0"),
+        (["jobs:app", "--queues", ","], 1, "names no queue"),
+        (["jobs:app", "--metrics-port", "65536"], 1, "--metrics-port is 65536"),
+        (["leaves:app"], 1, "module leaves cannot be imported (SystemExit"),
     ],
 )
 async def test_errors_are_clear(folder: Folder, words: list[str], status: int, complaint: str) -> None:
     (folder.path / "broken.py").write_text("1 / 0\n")
+    (folder.path / "leaves.py").write_text("raise SystemExit(0)\n")
     (folder.path / "needy.py").write_text("import a_package_that_is_missing\n")
     (folder.path / "empty.py").write_text("import shoal\napp = shoal.App()\n")
     (folder.path / "far.py").write_text(

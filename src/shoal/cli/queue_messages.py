@@ -12,16 +12,16 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.channels import add_url, cluster_url, line_batches
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, note, plural, result
+from shoal.errors import ConfigError
 
 if TYPE_CHECKING:
     from shoal.errors import ShoalError
     from shoal.queues.job import Job
-    from shoal.queues.queue import NewMessage, Queue
 
 ERRORS_MAX: Final = 100
 """Refused messages that --json lists; the others are counted."""
@@ -61,7 +61,8 @@ def register_messages(group: Subparsers) -> None:
         example="shoal queue take orders\nshoal queue take orders --count 10 --format json\n"
         "shoal queue take orders --count 1 --no-ack",
         description="Take messages, print each as a line, and acknowledge it, until Ctrl-C. With --no-ack the messages "
-        "go back when the command ends, which counts as an attempt; `shoal queue peek` shows them without one.",
+        "go back when the command ends, which counts as an attempt; `shoal queue peek` shows them without one. With "
+        "--json, messages are counted and not printed; --format json prints them.",
     )
     take.add_argument("name", metavar="QUEUE", help="name of the queue")
     take.add_argument("--count", type=positive_int, metavar="N", help="stop after N messages")
@@ -101,8 +102,13 @@ def run_put(args: argparse.Namespace) -> int:
 async def _put(args: argparse.Namespace) -> tuple[int, list[tuple[int, ShoalError]]]:
     """The number of stored messages, and line and error of each refused one."""
     from shoal.bus import connect
+    from shoal.queues.message_format import check_delay
     from shoal.queues.queue import NewMessage
 
+    try:
+        check_delay(args.delay)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     lines, refused = 0, list[tuple[int, "ShoalError"]]()
     url = cluster_url(args.url, args.settings, servers=True)
     async with connect(url, limits=args.settings.limits) as bus:
@@ -114,24 +120,10 @@ async def _put(args: argparse.Namespace) -> tuple[int, list[tuple[int, ShoalErro
                 for number, payload in enumerate(payloads[start : start + step], lines + 1):
                     id = args.id if args.id is None or args.payload is not None else f"{args.id}-{number}"
                     batch.append(NewMessage(payload, args.key, id, args.delay))
-                refused += [(lines + 1 + at, error) for at, error in await _put_batch(queue, batch, args.full)]
+                outcome = await queue.put_many(batch, full=args.full)
+                refused += [(lines + 1 + at, error) for at, error in outcome.refused]
                 lines += len(batch)
     return lines - len(refused), refused
-
-
-async def _put_batch(
-    queue: Queue, batch: list[NewMessage], full: Literal["raise", "wait"]
-) -> list[tuple[int, ShoalError]]:
-    """Store a batch; return position and error of each refused message."""
-    from shoal.errors import PublishError
-
-    try:
-        return list((await queue.put_many(batch, full=full)).refused)
-    except PublishError as error:  # a message cannot be sent, so none of the batch was
-        if len(batch) == 1:
-            return [(0, error)]
-    singles = [await _put_batch(queue, [message], full) for message in batch]
-    return [(at, error) for at, found in enumerate(singles) for _, error in found]
 
 
 async def _payloads(given: str | None) -> AsyncIterator[list[bytes]]:

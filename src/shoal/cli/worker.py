@@ -31,6 +31,7 @@ DEFAULT_NAME: Final = "app"
 """The name that is looked for if only a module is given."""
 PARENT_CHECK_S: Final = 1.0
 """How often a process of several checks that its parent still runs."""
+PORT_MAX: Final = 65535
 OUTCOMES: Final = ("done", "failed", "dead", "lost", "returned", "timeouts")
 
 
@@ -101,10 +102,10 @@ def run(args: argparse.Namespace) -> int:
         if facts is None:
             return 1
     else:
-        if args.summary_fd is None:
-            note(f"running the workers of {shown}")
-        started_at = time.monotonic()
         with _metrics_page(args):
+            if args.summary_fd is None:
+                note(f"running the workers of {shown}")
+            started_at = time.monotonic()
             ended = _run_app(app, args, queues)
         facts = summary(args.target, ended, time.monotonic() - started_at)
     _report(args, facts)
@@ -140,7 +141,7 @@ def load_app(target: str) -> App:
         ) from None
     except ShoalError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _broken_module(module_name, error) from error
     for word in path.split("."):
         if not hasattr(found, word):
@@ -153,7 +154,7 @@ def load_app(target: str) -> App:
     return found
 
 
-def _broken_module(name: str, error: Exception) -> ConfigError:
+def _broken_module(name: str, error: BaseException) -> ConfigError:
     return ConfigError(
         f"module {name} cannot be imported ({type(error).__name__}: {error})", do="--debug shows the traceback"
     )
@@ -167,7 +168,10 @@ def _choose_cluster(url: str | None, settings: Settings) -> None:
 
 
 def _queue_names(text: str | None) -> list[str] | None:
-    return None if text is None else [name for name in text.split(",") if name]
+    names = None if text is None else [name for name in text.split(",") if name]
+    if names == []:
+        raise ConfigError(f"--queues {text!r} names no queue", do="give names, for example orders,mail")
+    return names
 
 
 def _run_app(app: App, args: argparse.Namespace, queues: list[str] | None) -> dict[str, WorkerStatistics]:
@@ -196,6 +200,8 @@ def _metrics_page(args: argparse.Namespace) -> contextlib.AbstractContextManager
     from shoal.metrics import MetricsPage
 
     port = args.settings.metrics_port if args.metrics_port is None else args.metrics_port
+    if not 0 <= port <= PORT_MAX:
+        raise ConfigError(f"--metrics-port is {port}", do="give a port, or 0 for none")
     if not port or args.summary_fd is not None:
         return contextlib.nullcontext()
     return MetricsPage(port, host=args.settings.metrics_host)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -16,8 +16,8 @@ from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.queue_entry import QueueEntry
 from shoal.queues.consumer import ConsumerCore, JobCore
-from shoal.queues.job import FollowUp, Job
-from shoal.queues.message_format import read_pushed
+from shoal.queues.job import FollowUp, Job, JobKeeper
+from shoal.queues.message_format import check_delay, read_pushed
 from shoal.queues.store_link import PERMANENT
 from shoal.runtime import TIMER_GRAIN_S
 
@@ -62,7 +62,7 @@ class Lane:
 
 class JobStream:
     """The jobs of one consumer: `async with queue.take() as jobs: async for job in jobs`. Leaving the block gives back
-    what was not started."""
+    what was not started. `async for job in queue.take()` without the block gives it back when the loop is left."""
 
     def __init__(
         self,
@@ -91,15 +91,20 @@ class JobStream:
         self._loop: asyncio.AbstractEventLoop
         self._readers: deque[asyncio.Future[None]] = deque()
         self._futures: dict[JobCore, asyncio.Future[None]] = {}
-        self._error: ShoalError | None = None
+        self._error: Exception | None = None
         self._closed = False
         self._draining = False
+        self._entered = False
+        self._loop_left = False
+        """Whether a loop without `async with` was left. The consumer ends with the last job that it handed out."""
+        self._closing: asyncio.Task[None] | None = None
         self.on_lost: Callable[[JobCore], None] | None = None
         """Called for each job that this consumer does not hold any more."""
 
     # For applications
 
     async def __aenter__(self) -> Self:
+        self._entered = True
         await self._open()
         return self
 
@@ -108,10 +113,19 @@ class JobStream:
     ) -> None:
         await self.aclose()
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Job]:
+        if self._loop_left:
+            raise QueueError(
+                "the loop over these jobs was left, and the consumer has given them back",
+                do="use `async with queue.take() as jobs` to loop several times",
+            )
+        return self if self._entered else _Loop(self)
 
     async def __anext__(self) -> Job:
+        return await self.next_for(self)
+
+    async def next_for(self, keeper: JobKeeper) -> Job:
+        """The next job, which is ended through `keeper`. Raises StopAsyncIteration if there will be none."""
         await self._open()
         while True:
             if self._closed or self._draining:
@@ -121,7 +135,7 @@ class JobStream:
                 if core.inactive is not None:
                     raise core.inactive
                 if core.repeated:
-                    return Job(self._queue, core.repeated.pop(0), self)
+                    return Job(self._queue, core.repeated.pop(0), keeper)
             if self._error is not None:
                 raise self._error
             self._next_lane += 1  # stores take turns
@@ -130,7 +144,7 @@ class JobStream:
             if found is not None:
                 self._poke()
                 try:
-                    return Job(self._queue, found, self)
+                    return Job(self._queue, found, keeper)
                 except ProtocolError as error:  # no consumer can read it, so it must not come again
                     _log.error("message cannot be read", queue=self._queue, key=found.key.key, why=str(error))
                     found.key.core.fail(found, None, error.what, now)
@@ -167,6 +181,8 @@ class JobStream:
         """Give back everything that was not started, tell the store, and end. Jobs that still run are lost: end them
         first."""
         if self._closed:
+            if self._closing is not None and self._closing is not asyncio.current_task():
+                await asyncio.wait([self._closing])
             return
         self._closed = True
         running = [lane for lane in self._lanes.values() if lane.runs]
@@ -223,10 +239,13 @@ class JobStream:
     async def job_failed(self, job: Job, reason: str, retry_in: float | None, dead: bool, confirm: bool) -> None:
         """End an attempt."""
         self._check_held(job.core)
-        delay_s: float | None = retry_in
-        if delay_s is None:
-            delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (job.attempt - 1))
-        job.core.key.core.fail(job.core, None if dead else max(delay_s, 0.0), reason, self._loop.time())
+        if not isinstance(reason, str):
+            raise TypeError(f"a reason is text, not {type(reason).__name__}: use str(...)")
+        delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (job.attempt - 1)) if retry_in is None else retry_in
+        if isinstance(delay_s, int | float) and delay_s < 0:
+            delay_s = 0.0
+        check_delay(delay_s, "retry_in")
+        job.core.key.core.fail(job.core, None if dead else delay_s, reason, self._loop.time())
         await self._confirmed(job.core, confirm)
 
     async def job_extended(self, job: Job) -> None:
@@ -251,6 +270,24 @@ class JobStream:
         await future
         if job.error is not None:
             raise job.error
+
+    # A loop without `async with`
+
+    def leave_loop(self, jobs_dropped: bool) -> None:
+        """The loop was left, or all its jobs were dropped too. Called when the interpreter frees them, in any
+        thread."""
+        self._loop_left = True
+        if self.started and not self._closed and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._close_left_loop, jobs_dropped)
+
+    def _close_left_loop(self, jobs_dropped: bool = False) -> None:
+        """Give back what was not started, and end as soon as no job runs."""
+        if self._closed or self._closing is not None:
+            return
+        if not self._draining:
+            self.drain()
+        if jobs_dropped or not any(core.running for core in self.cores):
+            self._closing = asyncio.create_task(self.aclose(), name=f"leave {self._queue}")
 
     # The stores
 
@@ -345,9 +382,11 @@ class JobStream:
                         await lane.wake.wait()
                 except TimeoutError:
                     self._wake_readers()
-        except ShoalError as error:
+        except Exception as error:
             self._error = error
             self._end()
+            if not isinstance(error, ShoalError):
+                raise
 
     async def _turn(self, store: str, lane: Lane, arguments: list[bytes]) -> None:
         core = lane.core
@@ -370,6 +409,8 @@ class JobStream:
         self._rehome()
         self._settle()
         self._wake_readers()
+        if self._loop_left:
+            self._close_left_loop()
         await asyncio.sleep(0)  # what the application ends at once is told in the next turn, and not in one more
 
     def _settle(self) -> None:
@@ -395,3 +436,48 @@ class JobStream:
         for reader in self._readers:
             if not reader.done():
                 reader.set_result(None)
+
+
+class _Loop:
+    """`async for job in queue.take()`. Python does not tell an iterator that `break` or an error has ended its loop,
+    but it frees the iterator."""
+
+    __slots__ = ("_jobs", "_stream")
+
+    def __init__(self, stream: JobStream) -> None:
+        self._stream = stream
+        self._jobs = _LoopJobs(stream)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Job:
+        return await self._stream.next_for(self._jobs)
+
+    def __del__(self) -> None:
+        self._stream.leave_loop(jobs_dropped=False)
+
+
+class _LoopJobs:
+    """What the jobs of such a loop hold. It is freed with the last one of them: those that did not end are given
+    back."""
+
+    __slots__ = ("_stream",)
+
+    def __init__(self, stream: JobStream) -> None:
+        self._stream = stream
+
+    async def job_done(self, job: Job, confirm: bool) -> None:
+        """End a job."""
+        await self._stream.job_done(job, confirm)
+
+    async def job_failed(self, job: Job, reason: str, retry_in: float | None, dead: bool, confirm: bool) -> None:
+        """End an attempt."""
+        await self._stream.job_failed(job, reason, retry_in, dead, confirm)
+
+    async def job_extended(self, job: Job) -> None:
+        """Confirm that a job is held."""
+        await self._stream.job_extended(job)
+
+    def __del__(self) -> None:
+        self._stream.leave_loop(jobs_dropped=True)

@@ -10,7 +10,7 @@ from typing import Protocol
 from shoal.errors import JobLostError
 from shoal.message import Attributes, GivenAttributes
 from shoal.queues.consumer import JobCore
-from shoal.queues.message_format import decode_message
+from shoal.queues.message_format import check_delay, check_key, check_payload, check_queue_name, decode_message
 
 
 class JobKeeper(Protocol):
@@ -137,7 +137,7 @@ class Job:
         """Stage a follow-up, for this queue or another one. `done()` stores it before the job ends. It is stored once,
         even if the job runs again within `dedupe_s`: its id is derived from this message."""
         id = b"%b/%d" % (self._stored.number, len(self.follow_ups))
-        raw = payload.encode() if isinstance(payload, str) else bytes(payload)
-        if key is None:
-            key = id
-        self.follow_ups.append(FollowUp(queue, raw, key, id, delay, attributes))
+        if queue is not None:
+            check_queue_name(queue)
+        key = id if key is None else check_key(key)
+        self.follow_ups.append(FollowUp(queue, check_payload(payload), key, id, check_delay(delay), attributes))

@@ -22,6 +22,7 @@ KEY_BYTES_MAX: Final = 512
 ID_BYTES_MAX: Final = 256
 PUSHED_PARTS: Final = 8
 """Of each job: shard, key, token, attempts, suspect, messages left, other ready keys, message."""
+DELAY_S_MAX: Final = 10 * 366 * 86400.0
 BODY_BYTES_MAX: Final = 32 * MIB
 """The largest stored message that a store accepts: payload, attributes and about 100 bytes more."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
@@ -80,6 +81,8 @@ def decode_message(body: bytes) -> Stored:
 
 def check_queue_name(name: str) -> bytes:
     """The prefix of the queue's keys; QueueNameError if the name is invalid."""
+    if not isinstance(name, str):
+        raise QueueNameError(f"the name of a queue is text, not {type(name).__name__}")
     check_name(name.encode(errors="replace"))
     return KEY_PREFIX + name.encode() + b":"
 
@@ -94,10 +97,31 @@ def check_id(id: str | bytes) -> bytes:
     return _bytes(id, "a message id", ID_BYTES_MAX)
 
 
+def check_payload(payload: bytes | bytearray | memoryview | str) -> bytes:
+    """A payload as bytes; TypeError if it is not text or bytes."""
+    if isinstance(payload, str):
+        return payload.encode()
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise TypeError(f"a payload must be bytes or str, not {type(payload).__name__}")
+    return bytes(payload)
+
+
+def check_delay(delay: float, what: str = "a delay") -> float:
+    """A number of seconds that stores accept; TypeError or ValueError for anything else."""
+    if isinstance(delay, bool) or not isinstance(delay, int | float):
+        raise TypeError(f"{what} is a number of seconds, not {type(delay).__name__}")
+    if not 0 <= delay < DELAY_S_MAX:  # also true for NaN
+        raise ValueError(f"{what} is between 0 and ten years in seconds, not {delay}")
+    return delay
+
+
 def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
     if not isinstance(value, str | bytes):
         raise QueueNameError(f"{what} is text or bytes, not {type(value).__name__}")
-    raw = value.encode() if isinstance(value, str) else value
+    try:
+        raw = value.encode() if isinstance(value, str) else value
+    except UnicodeEncodeError:
+        raise QueueNameError(f"{what} contains a lone surrogate, which UTF-8 cannot encode") from None
     if not 1 <= len(raw) <= bytes_max:
         raise QueueNameError(f"{what} has {len(raw)} bytes", do=f"use 1 to {bytes_max} bytes, or a hash of it")
     return raw

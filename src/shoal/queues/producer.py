@@ -225,9 +225,11 @@ class ProducerCore:
 
     def _error(self, letter: str, message: Outgoing) -> QueueError:
         if letter == DUPLICATE:
+            id, key = (name.decode(errors="backslashreplace") for name in (message.id, message.key))
+            with_key = "" if key == id else f" and key {key!r}"
             return AlreadyAcceptedError(
-                f"a message with id {message.id!r} and key {message.key!r} was already accepted by queue {self._queue}",
-                do="nothing, if this is a repetition; otherwise give another id",
+                f"queue {self._queue} has already accepted a message with id {id!r}{with_key}",
+                do="if this is a repetition, it is stored and nothing is to be done; otherwise choose another id",
             )
         if letter == KEYS:
             return TooManyKeysError(

@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +20,9 @@ from shoal.errors import (
     AlreadyAcceptedError,
     ConnectError,
     ProtocolError,
+    PublishError,
     QueueError,
+    QueueNameError,
     QueueNotFoundError,
     QueueUnavailableError,
     ShoalError,
@@ -33,7 +35,15 @@ from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.consumer import ConsumerCore
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import FollowUp
-from shoal.queues.message_format import check_id, check_key, check_queue_name, decode_message, encode_message
+from shoal.queues.message_format import (
+    check_delay,
+    check_id,
+    check_key,
+    check_payload,
+    check_queue_name,
+    decode_message,
+    encode_message,
+)
 from shoal.queues.producer import Outgoing, ProducerCore
 from shoal.queues.queue_state import STATE_FIELDS
 from shoal.queues.script_loader import Script, Scripts, load_scripts
@@ -135,6 +145,15 @@ class NewMessage:
     id: str | bytes | None = None
     delay: float = 0.0
     attributes: GivenAttributes | None = None
+
+
+class _Encoded(NamedTuple):
+    """A message as the store gets it."""
+
+    key: bytes
+    id: bytes
+    delay_ms: int
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,15 +262,18 @@ class Queue:
         """Store a message. Returns when it is safe: it survives a kill -9 of anything.
 
         Messages with the same `key` are processed one after the other, in the order of their puts; without a key, a
-        message is independent of all others. A message whose `id` was accepted with the same key within `dedupe_s` is
-        refused with AlreadyAcceptedError. With `delay` (seconds), or `at` (seconds since 1970), it joins its key when
-        it is due. With full="wait", a full queue is waited for, for up to `queue_put_timeout_s`.
+        message is independent of all others. A message whose `id` was accepted with the same key, or without a key,
+        within `dedupe_s` is refused with AlreadyAcceptedError. With `delay` (seconds), or `at` (seconds since 1970), it
+        joins its key when it is due. With full="wait", a full queue is waited for, for up to `queue_put_timeout_s`.
         """
         if at is not None:
             if delay:
                 raise TypeError("put() takes either delay=... or at=..., not both")
-            delay = max(0.0, at - self._context.runtime.wall())
-        (outgoing,) = await self._send([NewMessage(payload, key, id, delay, attributes)], full)
+            if isinstance(at, bool) or not isinstance(at, int | float):
+                raise TypeError(f"at=... is a number of seconds since 1970, not {type(at).__name__}")
+            delay = at - self._context.runtime.wall()
+            delay = 0.0 if delay < 0 else delay
+        (outgoing,) = await self._send([self._encode(NewMessage(payload, key, id, delay, attributes))], full)
         if isinstance(outgoing.outcome, ShoalError):
             raise outgoing.outcome
 
@@ -259,28 +281,45 @@ class Queue:
         self, messages: Iterable[NewMessage | bytes | str], *, full: Literal["raise", "wait"] = "raise"
     ) -> PutResult:
         """Store messages in order. Returns when all are safe or refused; a refused message does not stop the others,
-        except those of the same key behind it, or of any key if the queue is full."""
+        except those of the same key behind it, or of any key if the queue is full. A value of the wrong type raises
+        TypeError, and nothing is stored."""
+        if isinstance(messages, str | bytes | bytearray | memoryview):
+            raise TypeError("put_many() takes several messages; put() takes one")
         accepted = 0
         refused: list[tuple[int, ShoalError]] = []
-        given = [one if isinstance(one, NewMessage) else NewMessage(one) for one in messages]
-        for start in range(0, len(given), self._limits.queue_batch_messages_max):
-            part = given[start : start + self._limits.queue_batch_messages_max]
-            for position, outgoing in enumerate(await self._send(part, full), start):
+        sent: list[tuple[int, _Encoded]] = []
+        stopped: dict[bytes, ShoalError] = {}
+        for position, one in enumerate(messages):
+            message = one if isinstance(one, NewMessage) else NewMessage(one)
+            try:
+                encoded = self._encode(message)
+            except (PublishError, QueueNameError) as error:
+                refused.append((position, error))
+                if message.key is not None and not isinstance(error, QueueNameError):
+                    stopped.setdefault(check_key(message.key), error)
+                continue
+            if encoded.key in stopped:
+                refused.append((position, stopped[encoded.key]))
+            else:
+                sent.append((position, encoded))
+        for start in range(0, len(sent), self._limits.queue_batch_messages_max):
+            part = sent[start : start + self._limits.queue_batch_messages_max]
+            outcomes = await self._send([encoded for _, encoded in part], full)
+            for (position, _), outgoing in zip(part, outcomes, strict=True):
                 if isinstance(outgoing.outcome, ShoalError):
                     refused.append((position, outgoing.outcome))
                 else:
                     accepted += 1
-        return PutResult(accepted, tuple(refused))
+        return PutResult(accepted, tuple(sorted(refused, key=lambda one: one[0])))
 
-    async def _send(self, messages: Sequence[NewMessage], full: str) -> list[Outgoing]:
+    async def _send(self, messages: Sequence[_Encoded], full: str) -> list[Outgoing]:
         if full not in ("raise", "wait"):
             raise ValueError(f'full is "raise" or "wait", not {full!r}')
         give_up_at = asyncio.get_running_loop().time() + self._limits.queue_put_timeout_s
-        encoded = [self._encode(message) for message in messages]
         entry = await self._open(create=True)
         outgoing = [
             Outgoing(entry.shard_of(key), key, id, delay_ms, body, full == "wait", give_up_at)
-            for key, id, delay_ms, body in encoded
+            for key, id, delay_ms, body in messages
         ]
         loop = asyncio.get_running_loop()
         futures = []
@@ -291,19 +330,17 @@ class Queue:
         await asyncio.gather(*futures)
         return outgoing
 
-    def _encode(self, message: NewMessage) -> tuple[bytes, bytes, int, bytes]:
+    def _encode(self, message: NewMessage) -> _Encoded:
+        """A message as the store gets it. One without a key has a key of its own: its id, because stores look for a
+        repetition among the ids of a key."""
         self._put_count += 1
         number = b"%016x-%x" % (self._number, self._put_count)
-        payload = message.payload.encode() if isinstance(message.payload, str) else message.payload
-        if not isinstance(payload, bytes | bytearray | memoryview):
-            raise TypeError(f"a payload must be bytes or str, not {type(payload).__name__}")
-        key = number if message.key is None else check_key(message.key)
+        payload, delay = check_payload(message.payload), check_delay(message.delay)
         id = b"" if message.id is None else check_id(message.id)
-        if not 0 <= message.delay < 10 * 366 * 86400:
-            raise ValueError(f"a delay is between 0 and ten years in seconds, not {message.delay}")
+        key = id or number if message.key is None else check_key(message.key)
         put_us = int(self._context.runtime.wall() * 1e6)
-        body = encode_message(number, id, put_us, bytes(payload), message.attributes, self._limits)
-        return key, id, round(message.delay * 1000), body
+        body = encode_message(number, id, put_us, payload, message.attributes, self._limits)
+        return _Encoded(key, id, round(delay * 1000), body)
 
     def _route(self, messages: Iterable[Outgoing]) -> None:
         """Give messages to the producers of their stores. Those of a shard that is moving wait behind earlier ones."""
@@ -613,7 +650,7 @@ class Queue:
         for one in staged:
             queue = self if one.queue is None or one.queue == self.name else self._sibling(one.queue)
             message = NewMessage(one.payload, one.key, one.id, one.delay, one.attributes)
-            (outgoing,) = await queue._send([message], "wait")
+            (outgoing,) = await queue._send([queue._encode(message)], "wait")
             if isinstance(outgoing.outcome, ShoalError) and not isinstance(outgoing.outcome, AlreadyAcceptedError):
                 raise outgoing.outcome
 

@@ -274,7 +274,9 @@ class WorkerRun:
             return error
         except (Dead, Retry, HandlerTimeoutError) as error:
             return error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # also SystemExit: it would end the job of every other handler
             self._log.exception("handler raised", job=job.number, attempt=job.attempt)
             return error
         return None
@@ -379,7 +381,12 @@ def _link(middleware: Middleware, call_next: CallNext) -> CallNext:
 
 def _reason(error: BaseException) -> str:
     """An error as the store keeps it."""
-    text = str(error) if isinstance(error, Dead | Retry | HandlerTimeoutError) else f"{type(error).__name__}: {error}"
+    try:
+        text = str(error)
+    except Exception as failed:
+        text = f"its text cannot be read: {type(failed).__name__}"
+    if not isinstance(error, Dead | Retry | HandlerTimeoutError):
+        text = f"{type(error).__name__}: {text}"
     return text[:REASON_CHARACTERS_MAX]
 
 
