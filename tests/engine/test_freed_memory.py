@@ -51,3 +51,35 @@ PAGES_OF_ARRAYS = 100 * 4 * 49
 def test_what_a_batch_of_events_takes_is_there_for_the_next_one() -> None:
     done = subprocess.run([sys.executable, "-c", BATCHES], capture_output=True, text=True, check=True)
     assert int(done.stdout) < PAGES_OF_ARRAYS / 20
+
+
+HOLES = """
+import sys, threading
+from pathlib import Path
+import numpy as np
+from shoal.engine.freed_memory import TidyThreads, give_back_large_blocks
+
+def pages():
+    return int(Path("/proc/self/statm").read_text().split()[1])
+
+give_back_large_blocks()
+arrays = [np.ones(12_500) for _ in range(800)]  # 80 MB in small blocks
+del arrays[::2], arrays[::2]
+before = pages()
+done = threading.Event()
+if "merge" in sys.argv:
+    TidyThreads().start(done.set)
+    for thread in threading.enumerate():
+        if thread.name == "shoal-merge":
+            thread.join()
+print((before - pages()) >> 8)
+"""
+
+
+def test_holes_in_the_heap_go_back_after_a_merge() -> None:
+    def given_back(*words: str) -> int:
+        done = subprocess.run([sys.executable, "-c", HOLES, *words], capture_output=True, text=True, check=True)
+        return int(done.stdout)
+
+    assert given_back() == 0
+    assert given_back("merge") > 40

@@ -113,7 +113,7 @@ def run_run(args: argparse.Namespace) -> int:
 
 async def _serve(url: str, settings: Settings, name: str) -> None:
     from shoal.engine import engine_metrics
-    from shoal.engine.freed_memory import give_back_large_blocks
+    from shoal.engine.freed_memory import TidyThreads, give_back_large_blocks
     from shoal.engine.shell import EngineShell
     from shoal.engine.warm_up import warm_up
 
@@ -127,7 +127,10 @@ async def _serve(url: str, settings: Settings, name: str) -> None:
     ):
         holder = f"{name}-{PRODUCTION.random.getrandbits(32):08x}"  # another one for each incarnation
         shell = EngineShell(
-            *("main", bus, coordinator, holder, limits), cpu_s=time.process_time, thread_s=time.thread_time
+            *("main", bus, coordinator, holder, limits),
+            cpu_s=time.process_time,
+            thread_s=time.thread_time,
+            background=TidyThreads(),
         )
         engine_metrics.show(lambda: shell.status)
         task = asyncio.create_task(shell.run())
