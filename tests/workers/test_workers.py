@@ -212,7 +212,7 @@ async def test_errors_that_end_programs_end_only_the_job(place: Place) -> None:
 async def test_any_exception_fails_the_job_also_one_without_a_text(place: Place) -> None:
     app = shoal.App()
 
-    class Unprintable(Exception):
+    class UnprintableError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
