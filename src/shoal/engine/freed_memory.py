@@ -1,10 +1,9 @@
 """Freed memory of an engine's process.
 
-Owns two settings of the C library, and when its heap is tidied up. The library keeps large blocks that were freed once
-for later, up to 32 MiB each; after an index of 500,000 filters was merged, that is a third of the process's memory. With
-a setting of its own for these, it would give back what is at the end of its heap from 128 KiB on, and a batch of events
-would get its memory anew, page by page. What is freed between blocks that are in use stays too: an index that was merged
-leaves such holes.
+Owns two settings of the C library, and when its heap is tidied up. The library keeps large blocks that were freed once,
+up to 32 MiB each; after an index of 500,000 filters was merged, that is a third of the process's memory. With a setting
+of its own for these, it would give back what is at the end of its heap from 128 KiB on, and a batch of events would get
+its memory anew, page by page. What is freed between blocks that are in use stays too: a merged index leaves such holes.
 """
 
 from __future__ import annotations
