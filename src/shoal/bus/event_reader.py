@@ -307,8 +307,9 @@ class BusMatching:
         encoded = encode_event(attributes, self.limits)
         if len(payload) + len(encoded) + LETTER_ROOM > self.limits.payload_bytes_max:
             raise PayloadTooLargeError(
-                f"the event is {len(payload) + len(encoded)} bytes long, more than payload_bytes_max="
-                f"{self.limits.payload_bytes_max} less {LETTER_ROOM} allows"
+                f"the event has {len(payload) + len(encoded)} bytes, the limit is "
+                f"{self.limits.payload_bytes_max - LETTER_ROOM} (payload_bytes_max less {LETTER_ROOM})",
+                do="store the payload elsewhere and emit a reference, or raise payload_bytes_max",
             )
         await self.start()
         while not self._core.has_room:
