@@ -212,13 +212,13 @@ async def test_errors_that_end_programs_end_only_the_job(place: Place) -> None:
 async def test_any_exception_fails_the_job_also_one_without_a_text(place: Place) -> None:
     app = shoal.App()
 
-    class Unprintable(Exception):
+    class UnprintableError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
 
     @app.worker("orders", retry=SOON)
     async def handle(job: Job) -> None:
-        raise Unprintable if job.payload == b"text" else GeneratorExit
+        raise UnprintableError if job.payload == b"text" else GeneratorExit
 
     @app.worker("mail", retry=SOON)
     def send(job: Job) -> None:
@@ -230,7 +230,7 @@ async def test_any_exception_fails_the_job_also_one_without_a_text(place: Place)
     ended = await place.run(app)
     assert (ended["orders"].dead, ended["mail"].failed) == (2, 1)
     reasons = {letter.reason for letter in await orders.dead()}
-    assert reasons == {"Unprintable: its text cannot be read: RuntimeError", "GeneratorExit: "}
+    assert reasons == {"UnprintableError: its text cannot be read: RuntimeError", "GeneratorExit: "}
 
 
 async def test_a_handler_that_cancels_itself_fails(place: Place) -> None:
