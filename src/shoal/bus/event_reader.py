@@ -525,7 +525,10 @@ class BusMatching:
         deadline = asyncio.get_running_loop().time() + self.limits.drain_timeout_s
         while self._core.untaken:
             if asyncio.get_running_loop().time() >= deadline:
-                raise self._unavailable(f"{self._core.untaken} events are not delivered yet, and are lost")
+                left = self._core.untaken
+                raise self._unavailable(
+                    f"{left} event{'s' * (left > 1)} not delivered within drain_timeout_s, and lost"
+                )
             await asyncio.sleep(0.005)
 
     async def aclose(self) -> None:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NO_ENGINE: Final = "no engine serves"
 START: Final = (
-    "in a cluster of `shoal up` the first `shoal emit` or `shoal match` starts it, and `shoal up --engine` at once; elsewhere "
-    "run `shoal engine run`"
+    "in a cluster of `shoal up` the first `shoal emit` or `shoal match` starts it, and `shoal up --engine` at once; "
+    "elsewhere run `shoal engine run`"
 )
 
 
