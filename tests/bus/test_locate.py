@@ -51,6 +51,7 @@ def test_the_default_directory_is_read(tmp_path: Path) -> None:
     [
         ({"passwords": {}}, "has no client user"),
         ({"supervisor": {"pid": 2**22 + 1}}, "ended without cleaning up"),
+        ({"stopped": True}, "is stopped; its stores are kept"),
         ({"coordinator": 17}, "cannot read"),
     ],
 )

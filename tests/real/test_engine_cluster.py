@@ -81,6 +81,13 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         status, _, said = await run_command(capsys, "emit", "{oops", *where)
         assert status == 1
         assert "is not a JSON object" in said
+        emit = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "shoal.cli", "emit", *where), stdin=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        lines = b'{"volume": 1}\n\n[volume,2]\n{oops\n{"volume": 4}\n'
+        _, error = await asyncio.wait_for(emit.communicate(lines), WAIT_S)
+        assert emit.returncode == 1
+        assert b"line 4 of standard input is not an event, 2 events before it emitted" in error
 
 
 async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +114,9 @@ async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pyt
             (("17-1-1",), "16 lanes"),
             (("1-1",), "not a configuration"),
             (("1-0-1",), "not a configuration"),
+            (("01-1-1",), "not a configuration"),
+            (("\uff11-1-1",), "not a configuration"),
+            (("1-" + "9" * 5000 + "-1",), "not a configuration"),
             (("1-2-1", "--without", "nobody"), "no process 'nobody'"),
         ):
             status, _, error = await run_command(capsys, "engine", "scale", *words, *where)

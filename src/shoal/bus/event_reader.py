@@ -316,8 +316,9 @@ class BusMatching:
         encoded = encode_event(attributes, self.limits)
         if len(payload) + len(encoded) + LETTER_ROOM > self.limits.payload_bytes_max:
             raise PayloadTooLargeError(
-                f"the event is {len(payload) + len(encoded)} bytes long, more than payload_bytes_max="
-                f"{self.limits.payload_bytes_max} less {LETTER_ROOM} allows"
+                f"the event has {len(payload) + len(encoded)} bytes, the limit is "
+                f"{self.limits.payload_bytes_max - LETTER_ROOM} (payload_bytes_max less {LETTER_ROOM})",
+                do="store the payload elsewhere and emit a reference, or raise payload_bytes_max",
             )
         await self.start()
         while not self._core.has_room:
@@ -533,7 +534,10 @@ class BusMatching:
         deadline = asyncio.get_running_loop().time() + self.limits.drain_timeout_s
         while self._core.untaken:
             if asyncio.get_running_loop().time() >= deadline:
-                raise self._unavailable(f"{self._core.untaken} events are not delivered yet, and are lost")
+                left = self._core.untaken
+                raise self._unavailable(
+                    f"{left} event{'s' * (left > 1)} not delivered within drain_timeout_s, and lost"
+                )
             await asyncio.sleep(0.005)
 
     async def aclose(self) -> None:

@@ -43,6 +43,7 @@ class _Cluster(msgspec.Struct, frozen=True):
     tls_dir: str = ""
     servers: tuple[_Address, ...] = ()
     public_key: str = ""
+    stopped: bool = False
 
 
 def find_url(
@@ -66,10 +67,14 @@ def find_url(
         raise ClusterNotFoundError(
             f"the cluster in {directory} has no {role} user", do="run `shoal down`, then `shoal up`"
         )
+    if cluster.stopped:
+        raise ClusterNotFoundError(
+            f"the cluster in {directory} is stopped; its stores are kept", do="run `shoal up` to continue it"
+        )
     if not _runs(cluster.supervisor.pid):
         raise ClusterNotFoundError(
             f"the cluster in {directory} ended without cleaning up",
-            do="run `shoal up` to start a new one",
+            do="run `shoal up` to continue it, or `shoal down` to remove it",
         )
     tls = role_files(cluster.tls_dir, role) if cluster.tls_dir else None
     places = (cluster.coordinator, *cluster.servers[: PLACES_MAX - 1]) if servers else (cluster.coordinator,)

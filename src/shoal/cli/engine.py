@@ -19,7 +19,8 @@ from shoal import logs
 from shoal.bus import connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.engine_plan import NO_ENGINE, START, is_local, register_plan
-from shoal.cli.output import HelpFormatter, Subparsers, add_command, result
+from shoal.cli.numbers import positive
+from shoal.cli.output import HelpFormatter, Subparsers, add_command, plural, result
 from shoal.config import Settings
 from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
@@ -89,7 +90,11 @@ def register(subparsers: Subparsers) -> None:
         "--without", action="append", default=[], metavar="NAME", help="a process that is to have no operator"
     )
     scale.add_argument(
-        "--timeout", type=float, default=CHANGE_S, metavar="SECONDS", help="wait so long for the change (default: 60)"
+        "--timeout",
+        type=positive,
+        default=CHANGE_S,
+        metavar="SECONDS",
+        help="wait so long for the change (default: 60)",
     )
     register_plan(commands)
 
@@ -162,13 +167,15 @@ async def _show(args: argparse.Namespace) -> int:
 def _text(report: EngineReport) -> str:
     lines = [
         f"engine main, instance {report.instance}, configuration {report.configuration} ({report.phase})",
-        f"{report.clients} clients with {report.filters} filters, {report.in_flight} events in flight",
-        f"{report.events} events matched, {report.deliveries} deliveries",
+        f"{plural(report.clients, 'client')} with {plural(report.filters, 'filter')}, "
+        f"{plural(report.in_flight, 'event')} in flight",
+        f"{plural(report.events, 'event')} matched, "
+        + (f"{report.deliveries} deliveries" if report.deliveries != 1 else "1 delivery"),
     ]
     for member in report.members:
         roles = ["head"] if member.name == report.head else []
         roles += ["access point"] if member.name in report.access_points else []
-        roles += [f"matcher of {member.filters} filters"] if member.name in report.matchers else []
+        roles += [f"matcher of {plural(member.filters, 'filter')}"] if member.name in report.matchers else []
         roles += ["exit point"] if member.name in report.exits else []
         lines.append(f"  {member.name}: {', '.join(roles) or 'stands by'}, {member.cpu_s:.1f} s of CPU")
     lines += [f"  change given up {count} times: {why}" for why, count in report.given_up.items()]
@@ -245,7 +252,7 @@ async def _scale(args: argparse.Namespace) -> int:
 def _layers(text: str) -> tuple[int, int, int]:
     """Access points, matchers and exit points of a configuration such as `1-3-1`."""
     parts = text.split("-")
-    if len(parts) != 3 or not all(part.isdecimal() and 1 <= int(part) <= OPERATORS_MAX for part in parts):
+    if len(parts) != 3 or any(part not in map(str, range(1, OPERATORS_MAX + 1)) for part in parts):
         raise ConfigError(
             f"{text!r} is not a configuration",
             do=f"give access points, matchers and exit points, each 1 to {OPERATORS_MAX}: 1-3-1; or `auto`",

@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from shoal.balance.settings import BalanceSettings
 
 NO_ENGINE: Final = "no engine serves"
-START: Final = "run `shoal up --engine`, or `shoal engine run`"
+START: Final = (
+    "in a cluster of `shoal up` the first `shoal emit` or `shoal match` starts it, and `shoal up --engine` at once; "
+    "elsewhere run `shoal engine run`"
+)
 
 
 def register_plan(commands: Subparsers) -> None:

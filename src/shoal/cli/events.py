@@ -9,11 +9,12 @@ import argparse
 import asyncio
 import contextlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal.bus import connect
 from shoal.cli.channels import add_url, cluster_url, line_batches
-from shoal.cli.numbers import positive_int
+from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, note, plural, result
 from shoal.errors import EventError
 from shoal.filters.events import parse_event
@@ -43,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
     )
     match.add_argument("filters", metavar="FILTER", nargs="+", help="filters; an event that matches several comes once")
     match.add_argument("--count", type=positive_int, metavar="N", help="stop after N events")
-    match.add_argument("--seconds", type=float, metavar="N", help="stop after N seconds")
+    match.add_argument("--seconds", type=positive, metavar="N", help="stop after N seconds")
     add_url(match)
 
 
@@ -55,19 +56,37 @@ def run_emit(args: argparse.Namespace) -> int:
 
 
 async def _emit(args: argparse.Namespace) -> int:
-    emitted = 0
+    """Emit events. All before a line that is no event are safe when this raises."""
+    emitted = number = 0
+    wrong: EventError | None = None
     given = [read_event(text, args) for text in args.events]
     async with connect(cluster_url(args.url, args.settings, servers=True), limits=args.settings.limits) as bus:
         for event in given:
             await bus.emit(event, args.payload)
             emitted += 1
         if not args.events:
-            async for lines in line_batches():
-                for line in lines:
-                    if line.strip():
-                        await bus.emit(read_event(line.decode("utf-8", "replace"), args), args.payload)
-                        emitted += 1
+            async for line in _lines():
+                number += 1
+                if not line.strip():
+                    continue
+                try:
+                    await bus.emit(read_event(line.decode("utf-8", "replace"), args), args.payload)
+                    emitted += 1
+                except EventError as error:
+                    wrong = error
+                    break
+    if wrong is not None:
+        raise EventError(
+            f"line {number} of standard input is not an event, {plural(emitted, 'event')} before it emitted:\n{wrong}"
+        )
     return emitted
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """Lines of standard input."""
+    async for lines in line_batches():
+        for line in lines:
+            yield line
 
 
 def read_event(text: str, args: argparse.Namespace) -> dict[str, Any]:

@@ -172,7 +172,7 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
             return change
 
     change = asyncio.run(run())
-    facts: dict[str, Any] = {"queue": args.name, action: change.done, "outcome": change.outcome}
+    facts: dict[str, Any] = {"queue": args.name, action: change.done and not change.existed, "outcome": change.outcome}
     if change.entry is not None and action != "dropped":
         facts["stores"] = [store.id for store in change.entry.stores]
         facts["settings"] = msgspec.to_builtins(change.entry.settings)
@@ -190,6 +190,7 @@ class Change:
         self._key = key
         self.entry: QueueEntry | None = None
         self.done = False
+        self.existed = False
         self.outcome = ""
         self._version = 0
 
@@ -207,7 +208,7 @@ class Change:
 
         self.entry = await self.read()
         if action == "created" and self.entry is not None:
-            self.done, self.outcome = True, "exists already, and stays as it is"
+            self.done, self.existed, self.outcome = True, True, "exists already, and stays as it is"
             return
         if action != "created" and self.entry is None:
             raise QueueNotFoundError(f"there is no queue {self._name}", do="see `shoal queue list`")

@@ -47,6 +47,8 @@ STATUS_EVERY_S: Final = 0.2
 """How often a process shows that it lives."""
 READ_BYTES_MAX: Final = 1 << 20
 """Letters that are read in one turn."""
+LETTERS_TOLD_S: Final = 1.0
+"""How often the log tells of letters that cannot be read."""
 
 _M = TypeVar("_M", Batch, ToMember)
 _log: Final = get_log(__name__)
@@ -81,6 +83,8 @@ class MemberShell:
         self._listening: dict[bytes, Listening] = {}
         """What the operators hear, by channel."""
         self._lanes: list[int] = []
+        self._letters_ignored = 0
+        self._letters_told_at = -LETTERS_TOLD_S
         """The lanes that are heard; each is read first at times."""
         self._joined = 0
         self._shown: tuple[int | str, ...] = ()
@@ -235,6 +239,14 @@ class MemberShell:
                     self._awake.set()
                     return
 
+    def _ignore_letter(self, client: int, error: ProtocolError) -> None:
+        """Any client can send any number of letters that cannot be read: the log tells of one a second."""
+        self._letters_ignored += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._letters_told_at + LETTERS_TOLD_S:
+            _log.warning("letters ignored", count=self._letters_ignored, client=f"{client:012x}", why=str(error))
+            self._letters_ignored, self._letters_told_at = 0, now
+
     def _read_lanes(self, operators: Operators) -> None:
         """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
         size = 0
@@ -247,7 +259,7 @@ class MemberShell:
                     try:
                         operators.received(item.publisher, decode_letter(item.payload), item.sequence)
                     except ProtocolError as error:
-                        _log.warning("letter ignored", client=f"{item.publisher:012x}", why=str(error))
+                        self._ignore_letter(item.publisher, error)
                 elif isinstance(item, Gap) and item.publisher:
                     operators.missed_letter(item.publisher)
         if size >= READ_BYTES_MAX:
