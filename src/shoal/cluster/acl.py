@@ -63,7 +63,7 @@ QUEUE_KEYS: Final = "__shoal:q:"
 """Prefix of the keys and inboxes of queues on a store."""
 _SCRIPT_COMMANDS: Final = (
     "+get +set +unlink +exists +time +publish +hget +hmget +hset +hdel +hgetall +hincrby +hkeys +hlen +hscan +lpush "
-    "+rpush +lpop +llen +lindex +lrange +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem "
+    "+rpush +lpop +llen +lindex +lrange +ltrim +zadd +zrem +zrange +zrangebyscore +zscore +zcard +sadd +srem "
     "+sismember +smembers +scard +xadd +xlen +xrange +xdel"
 )
 """The commands that the scripts of queues call."""

@@ -87,7 +87,7 @@ class PlainLoops:
 
     def prepare(self, bound: Tables) -> Tables:
         """The tables, with rows in place of records."""
-        arrays: Iterable[Any] = (Rows(array) if array.dtype.names else array for array in bound)
+        arrays: Iterable[Any] = map(_rows_of_records, bound)
         return Tables(*arrays)
 
     def bind(self, name: str, *arguments: Any) -> Callable[[], int]:
@@ -104,6 +104,10 @@ class PlainLoops:
     def call(self, name: str, *arguments: Any) -> int:
         """Runs a loop."""
         return self.bind(name, *arguments)()
+
+
+def _rows_of_records(array: Any) -> Any:
+    return Rows(array) if array.dtype.names else array
 
 
 def _as_rows(argument: Any, kind: str) -> Any:
