@@ -379,6 +379,29 @@ def test_so_may_a_server_that_became_the_home_of_a_channel() -> None:
     assert unknown_gaps(stayed) == []
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_an_entry_that_comes_later_does_not_tell_where_publishers_were_before(leaves: bool) -> None:
+    """They published at the new home by the ring, and died with its agent, before a move made an entry that names the
+    same server (seed 135 of `sim recording`)."""
+    driver = RouterDriver(("s1", "s2", "s3"))
+    channel = channel_at(driver.ring, "s3")
+    sub = driver.subscribe(channel)
+    home = ring(2, ("s1", "s2")).home(channel)
+    driver.servers[home].silent, driver.servers[home].since = True, 2
+    driver.change_ring(("s1", "s2"), version=2)
+    driver.router.entry(SIGNER.entry(channel, Placement(3, Mode.ALL_SUBSCRIBERS, ("s1", "s2"))), driver.now)
+    driver.play()
+    assert unknown_gaps(sub) == []
+    if leaves:
+        driver.servers[home].reachable = False
+        driver.lose(home)
+        driver.change_ring(tuple({"s1", "s2"} - {home}), version=3)
+    driver.servers[home].silent = False
+    driver.advance(2 * TIMEOUT_S if leaves else 10.0)
+    (reason,) = unknown_gaps(sub)
+    assert home in reason
+
+
 def test_what_an_entry_moves_to_an_agent_that_began_late_is_no_gap() -> None:
     """Nobody published there by the ring, and who moves is awaited or helped."""
     driver = RouterDriver(("s1", "s2"))

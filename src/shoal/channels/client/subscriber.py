@@ -168,7 +168,8 @@ class Subscriber:
         return entry is not None and server in entry.servers and book.address(server) is not None
 
     def _subscribe_on(self, sub: SubscriptionCore, link: ServerLink, now: float) -> None:
-        site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by, now)
+        revision = 0 if sub.pattern else self._context.book.revision(sub.name)
+        site = sub.sites[link.server] = SubscribedServer(sub, link, self._placed_by, revision, now)
         link.sites[site] = None
         self._context.want(link, now)
         if sub.in_force:
@@ -187,10 +188,18 @@ class Subscriber:
 
     def _was_passed_by(self, site: SubscribedServer) -> bool:
         """Whether publishers may have been at a server that left the ring before it answered. A move brings them only
-        where all subscriptions are, so that is possible only where a channel followed the ring."""
+        where all subscriptions are, so that is possible only where a channel follows the ring, or did when the
+        subscription came to belong there."""
         book = self._context.book
+        if book.address(site.server) is not None:
+            return False
         entry = None if site.sub.pattern else book.placing_entry(site.sub.name)
-        return book.address(site.server) is None and (entry is None or site.server not in entry.servers)
+        return entry is None or site.server not in entry.servers or self._is_entry_later(site)
+
+    def _is_entry_later(self, site: SubscribedServer) -> bool:
+        """Whether the channel's entry is newer than the one by which the subscription came to belong on a server: it
+        does not tell where publishers were before."""
+        return not site.sub.pattern and self._context.book.revision(site.sub.name) != site.revision
 
     def acknowledge_again(self, name: bytes) -> None:
         """An agent seems not to know that this client follows the channel's entry: sends Subscribed again."""
@@ -402,7 +411,10 @@ class Subscriber:
         ring = self._context.book.ring
         assert ring is not None
         between = ring.memberships(site.known + 1, since)
-        return site.server in self._belonged(site.sub, between, site.server)
+        by_ring = self._is_entry_later(site) and (
+            between is None or any(members.home(site.sub.name) == site.server for members in between)
+        )
+        return by_ring or site.server in self._belonged(site.sub, between, site.server)
 
     def _doubt_unlisted(self, site: SubscribedServer, heard: set[tuple[bytes, int]], now: float) -> None:
         """While this client was not connected, the agent lost its connection too, or the server restarted, or the

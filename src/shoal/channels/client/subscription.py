@@ -51,7 +51,8 @@ class SubscribedServer:
 
     `incarnation` is the agent's incarnation that was last heard of here, 0 before the first. `was_subscribed` is the
     revision of the channel's entry in the last Subscribed that the agent was sent. `known` is the version of the
-    ring by which the subscription was elsewhere before. `parts` are the parts of an Answer that have come so far.
+    ring by which the subscription was elsewhere before, and `revision` that of the channel's entry when it came here, 0
+    without one. `parts` are the parts of an Answer that have come so far.
     `review` is a question by which false messages are found, see `refutation`. `kept` are messages that came before
     the Answer to a subscription that is in force elsewhere, or was here before.
     `lost` says that the server has left the ring and its agent is still asked.
@@ -68,13 +69,14 @@ class SubscribedServer:
         "nonce",
         "parts",
         "review",
+        "revision",
         "server",
         "state",
         "sub",
         "was_subscribed",
     )
 
-    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int, now: float) -> None:
+    def __init__(self, sub: SubscriptionCore, link: ServerLink, known: int, revision: int, now: float) -> None:
         self.added_at = now
         """When the subscription came to belong here."""
         self.sub = sub
@@ -86,6 +88,7 @@ class SubscribedServer:
         self.incarnation = 0
         self.was_subscribed = 0
         self.known = known
+        self.revision = revision
         self.lost = False
         self.parts: list[control.Answer] = []
         self.review: Review | None = None
