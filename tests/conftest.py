@@ -29,7 +29,7 @@ import functools
 import gc
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
@@ -138,6 +138,19 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
         if last is item:
             for fixture in item._request._arg2fixturedefs.get(group, ()):  # type: ignore[attr-defined]
                 fixture.finish(item._request)  # type: ignore[attr-defined]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Reports a failure also where Python 3.11 cannot parse its source: `ast.parse` raises SystemError if another
+    thread, perhaps one that logs a traceback, parses at the same time. The run would end there, without a word about
+    the failures until then."""
+    try:
+        return (yield)
+    except SystemError:
+        return pytest.TestReport.from_item_and_call(item, call)
 
 
 def tier_of(item: pytest.Item) -> str:
