@@ -146,7 +146,7 @@ async def test_closing_the_bus_returns_its_jobs(leader: RedisCoordinator, site: 
     await bus.queue("back").put_many([b"1", b"2"])
     async with shoal.connect(site.url) as other:
         jobs = other.queue("back").take()
-        assert (await anext(jobs)).payload == b"1"
+        assert (await anext(jobs)).payload in (b"1", b"2"), "without a key there is no order"
     with pytest.raises(BusClosedError):
         other.queue("back")
     async with bus.queue("back").take() as mine:

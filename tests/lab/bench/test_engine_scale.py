@@ -95,7 +95,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadResult]:
     """Real CPU of the operators, with few filters; the rates of processes are made up."""
     found: dict[str, LoadResult] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operator_cpu, "EVENTS", {True: 512, False: 512})
+        patch.setattr(operator_cpu, "EVENTS", {True: 128, False: 128})
         patch.setattr(operator_cpu, "REPEATED", 1)
         for name in NAMES:
             found[name] = loaded_with(name, tmp_path_factory.mktemp(name))

@@ -13,7 +13,7 @@ SIZE = 400
 
 
 async def test_all_layouts_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operator_cpu, "EVENTS", {True: 512, False: 512})
+    monkeypatch.setattr(operator_cpu, "EVENTS", {True: 128, False: 128})
     monkeypatch.setattr(operator_cpu, "REPEATED", 1)
     monkeypatch.setattr(throughput, "RUN_S", 0.3)
     monkeypatch.setattr(throughput, "TRIAL", 200)
