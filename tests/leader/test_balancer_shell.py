@@ -162,7 +162,8 @@ async def test_a_decision_is_written_with_its_reason(wish: Wish, scene: ShellSce
     state = await until(lambda: scene.coordinator.get(balancer_keys.STATE_KEY))
     assert balancer_keys.decode(state.value, BalancerState).digest == kept.digest
     assert scene.audit.find(kept.digest).digest == kept.digest
-    assert [outcome.state for outcome in scene.audit.outcomes()] == ["applied"]
+    outcomes = await until(lambda: [*scene.audit.outcomes()])
+    assert [outcome.state for outcome in outcomes] == ["applied"]
 
 
 async def two_decisions(wish: Wish) -> None:
