@@ -6,10 +6,10 @@ from functools import cache
 from typing import Final
 
 import pytest
+from tests.lab.sim.broken_rules import assert_noticed
 
 from shoal.lab.sim.scenario import Outcome, Variant
 from shoal.lab.sim.scenarios.engine import CORNERS, VARIANTS, run_seed
-from tests.lab.sim.broken_rules import assert_noticed
 
 pytestmark = pytest.mark.xdist_group("sim_engine")
 SHORT: Final[Variant] = {"liveness_s_max": 40.0}
