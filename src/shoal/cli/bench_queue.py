@@ -16,6 +16,7 @@ from shoal.errors import ConfigError
 PARTS: Final = ("throughput", "latency", "stall", "join", "moves", "memory")
 _COLUMNS: Final = {
     "backlog_per_s": "backlog/s",
+    "small_puts_backlog_per_s": "small puts/s",
     "flow_per_s": "flow/s",
     "put_per_s": "put/s",
     "take_per_s": "take/s",
@@ -46,7 +47,7 @@ def add_flags(parser: argparse._ArgumentGroup) -> None:
     parser.add_argument("--keys", type=positive_int, metavar="N", help="memory: number of keys (default 1,000,000)")
     parser.add_argument("--pairs", type=positive_int, metavar="N", help="stall: pairs of runs (default 15)")
     parser.add_argument(
-        "--arq-python", metavar="PATH", help="an interpreter that has arq, which needs redis-py below 6"
+        "--arq-python", metavar="PATH", help="an interpreter that has arq (default: the one that ./shoal made)"
     )
 
 

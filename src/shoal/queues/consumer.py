@@ -18,7 +18,7 @@ go on when the new store has confirmed them.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -202,7 +202,8 @@ class ConsumerCore:
         self._limits = limits
         self._rules = rules
         self._ack_timeout_s = ack_timeout_s
-        self._keys: dict[Grant, HeldKey] = {}
+        self._keys: OrderedDict[Grant, HeldKey] = OrderedDict()
+        """In the order of their turns."""
         self._number = 0
         self._sent: list[tuple[bytes, HeldKey, int, JobCore | None]] = []
         self._operations: list[bytes] = []
@@ -269,17 +270,17 @@ class ConsumerCore:
 
     def next_job(self, now: float) -> JobCore | None:
         """The next message for the application; None if there is none, or if the lease may be over."""
-        if LEASE_BEFORE_START in self._rules and not self.lease_runs(now):
+        if now >= self._lease_until and LEASE_BEFORE_START in self._rules:
             return None
         if self._leaving or self._draining or self.inactive is not None:
             return None
-        for key in self._keys.values():
-            if key.startable and key.shard not in self.shut:
+        for grant, key in self._keys.items():
+            if key.bodies and key.startable and key.shard not in self.shut:
                 job = JobCore(key, key.bodies.popleft(), key.attempts + 1, now)
                 key.running = job
                 key.handed = True
                 key.start_reported = False
-                self._keys[key.grant] = self._keys.pop(key.grant)  # keys take turns
+                self._keys.move_to_end(grant)  # keys take turns
                 if not key.bodies and key.more > 0:
                     self._want_turn(now)
                 return job

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -85,6 +85,8 @@ class JobStream:
         self._limits = limits
         self._entry: QueueEntry | None = None
         self._lanes: dict[str, Lane] = {}
+        self._cores: tuple[ConsumerCore, ...] = ()
+        """Those of the lanes."""
         self._next_lane = 0
         self.rehomed = 0
         """Keys that went on at another store, because their shard has moved. Not for applications."""
@@ -121,16 +123,17 @@ class JobStream:
             )
         return self if self._entered else _Loop(self)
 
-    async def __anext__(self) -> Job:
-        return await self.next_for(self)
+    def __anext__(self) -> Coroutine[Any, Any, Job]:
+        return self.next_for(self)
 
     async def next_for(self, keeper: JobKeeper) -> Job:
         """The next job, which is ended through `keeper`. Raises StopAsyncIteration if there will be none."""
-        await self._open()
+        if not self._cores:
+            await self._open()
         while True:
             if self._closed or self._draining:
                 raise StopAsyncIteration
-            cores = self.cores
+            cores = self._cores
             for core in cores:
                 if core.inactive is not None:
                     raise core.inactive
@@ -138,9 +141,11 @@ class JobStream:
                     return Job(self._queue, core.repeated.pop(0), keeper)
             if self._error is not None:
                 raise self._error
+            now, found = self._loop.time(), None
             self._next_lane += 1  # stores take turns
-            now, turn = self._loop.time(), self._next_lane % len(cores)
-            found = next((job for core in (*cores[turn:], *cores[:turn]) if (job := core.next_job(now))), None)
+            for at in range(self._next_lane, self._next_lane + len(cores)):
+                if (found := cores[at % len(cores)].next_job(now)) is not None:
+                    break
             if found is not None:
                 self._poke()
                 try:
@@ -205,7 +210,7 @@ class JobStream:
     @property
     def cores(self) -> list[ConsumerCore]:
         """The cores of a consumer that has started, one for each store. Not for applications."""
-        return [lane.core for lane in self._lanes.values()]
+        return [*self._cores]
 
     @property
     def core(self) -> ConsumerCore:
@@ -234,7 +239,10 @@ class JobStream:
             await self._put(staged)
             self._check_held(job.core)
         job.core.key.core.done(job.core, self._loop.time())
-        await self._confirmed(job.core, confirm)
+        if confirm:
+            await self._confirmed(job.core, confirm)
+        else:
+            self._poke()
 
     async def job_failed(self, job: Job, reason: str, retry_in: float | None, dead: bool, confirm: bool) -> None:
         """End an attempt."""
@@ -311,6 +319,7 @@ class JobStream:
         lane = self._lanes.get(store)
         if lane is None:
             lane = self._lanes[store] = Lane(self._reach(self, store))
+            self._cores += (lane.core,)
             if self._draining:
                 lane.core.drain(self._loop.time())
         if not lane.runs and not self._closed:
@@ -358,7 +367,8 @@ class JobStream:
 
     def _poke(self) -> None:
         for lane in self._lanes.values():
-            lane.wake.set()
+            if not lane.wake.is_set():
+                lane.wake.set()
 
     async def _run(self, store: str, lane: Lane) -> None:
         core = lane.core
@@ -451,8 +461,8 @@ class _Loop:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Job:
-        return await self._stream.next_for(self._jobs)
+    def __anext__(self) -> Coroutine[Any, Any, Job]:
+        return self._stream.next_for(self._jobs)
 
     def __del__(self) -> None:
         self._stream.leave_loop(jobs_dropped=False)

@@ -47,7 +47,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         return None, self.content
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
+_encode: Final = msgspec.msgpack.Encoder().encode
 _decoder: Final = msgspec.msgpack.Decoder(Stored)
 
 
@@ -62,7 +62,7 @@ def encode_message(
         )
     encoded = encode_attributes(attributes, limits) if attributes is not None else b""
     flags = _ATTRIBUTES if encoded else _PLAIN
-    body = _encoder.encode(Stored(number, id, put_us, flags, encoded + payload))
+    body = _encode((number, id, put_us, flags, encoded + payload))
     if len(body) > BODY_BYTES_MAX:
         raise PayloadTooLargeError(
             f"the message has {len(body)} bytes, stores accept {BODY_BYTES_MAX}",
@@ -99,6 +99,8 @@ def check_id(id: str | bytes) -> bytes:
 
 def check_payload(payload: bytes | bytearray | memoryview | str) -> bytes:
     """A payload as bytes; TypeError if it is not text or bytes."""
+    if type(payload) is bytes:
+        return payload
     if isinstance(payload, str):
         return payload.encode()
     if not isinstance(payload, bytes | bytearray | memoryview):
@@ -116,6 +118,8 @@ def check_delay(delay: float, what: str = "a delay") -> float:
 
 
 def _bytes(value: str | bytes, what: str, bytes_max: int) -> bytes:
+    if type(value) is bytes and 1 <= len(value) <= bytes_max:
+        return value
     if not isinstance(value, str | bytes):
         raise QueueNameError(f"{what} is text or bytes, not {type(value).__name__}")
     try:

@@ -41,6 +41,8 @@ ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND, MOVED = "A", "D", "F", "K", "I", "
 
 CAREFUL_BATCHES: Final = 16
 """Batches without groups after one of which not all messages were accepted."""
+_GROUPS: Final = 3
+"""The place of the groups in the arguments of a put."""
 _GROUP_MAX: Final = 255
 """Messages of one group: their number is a byte."""
 
@@ -121,14 +123,16 @@ class ProducerCore:
             return self._arguments()
         if self._batch or not self._waiting or now < self._not_before:
             return None
-        size = 0
-        limits = self._limits
-        while self._waiting and len(self._batch) < limits.queue_batch_messages_max:
-            size += len(self._waiting[0].body)
-            if self._batch and size > limits.queue_batch_bytes_max:
+        size, plain = 0, True
+        waiting, batch, limits = self._waiting, self._batch, self._limits
+        while waiting and len(batch) < limits.queue_batch_messages_max:
+            message = waiting[0]
+            size += len(message.body)
+            if batch and size > limits.queue_batch_bytes_max:
                 break
-            self._batch.append(self._waiting.popleft())
-        self._grouped = not self._careful and not any(message.id or message.delay_ms for message in self._batch)
+            plain = plain and not message.id and not message.delay_ms
+            batch.append(waiting.popleft())
+        self._grouped = plain and not self._careful
         self._number += 1
         return self._arguments()
 
@@ -163,11 +167,17 @@ class ProducerCore:
         if self._grouped and not letters:
             self._grouped, self._careful, self._again = False, CAREFUL_BATCHES, True
             return []
-        self._careful = CAREFUL_BATCHES if letters.strip(b"A") else max(self._careful - 1, 0)
+        all_accepted = not letters.strip(b"A")
+        self._careful = max(self._careful - 1, 0) if all_accepted else CAREFUL_BATCHES
         batch, self._batch = self._batch, []
         if len(letters) != len(batch):
             raise ProtocolError(f"the store answered {len(letters)} of {len(batch)} messages")
         self.messages = messages
+        if all_accepted:
+            self._full_delay_s = self._limits.queue_full_retry_s
+            for message in batch:
+                message.outcome = True
+            return batch
         decided: list[Outgoing] = []
         again: list[Outgoing] = []
         last: QueueError | None = None
@@ -212,15 +222,15 @@ class ProducerCore:
             for message in self._batch:
                 words += (b"%d" % message.shard, message.key, message.body, message.id, b"%d" % message.delay_ms)
             return words
-        batch = sorted(self._batch, key=_PLACE)  # stable: messages of a key keep their order
-        groups = bytearray()
-        for message in batch:
-            if not groups or groups[-2] != message.shard or groups[-1] == _GROUP_MAX:
+        groups, shard, count = bytearray(), -1, 0
+        words.append(b"")
+        for message in sorted(self._batch, key=_PLACE):  # stable: messages of a key keep their order
+            if message.shard != shard or count == _GROUP_MAX:
                 groups += bytes((message.shard, 0))
-            groups[-1] += 1
-        words.append(bytes(groups))
-        for message in batch:
+                shard, count = message.shard, 0
+            groups[-1] = count = count + 1
             words += (message.key, message.body)
+        words[_GROUPS] = bytes(groups)
         return words
 
     def _error(self, letter: str, message: Outgoing) -> QueueError:

@@ -12,7 +12,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -147,13 +147,15 @@ class NewMessage:
     attributes: GivenAttributes | None = None
 
 
-class _Encoded(NamedTuple):
-    """A message as the store gets it."""
+class _PutCall:
+    """A call that waits until its messages are decided."""
 
-    key: bytes
-    id: bytes
-    delay_ms: int
-    body: bytes
+    __slots__ = ("future", "left")
+
+    def __init__(self, future: asyncio.Future[None], left: int) -> None:
+        self.future = future
+        self.left = left
+        """Messages that are not decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,7 @@ class Queue:
         """When the entry was asked for, the last time that it was read."""
         self.rerouted = 0
         """Messages that a store has given back, because their shard is not open there. Not for applications."""
-        self._waiters: dict[Outgoing, asyncio.Future[None]] = {}
+        self._waiters: dict[Outgoing, _PutCall] = {}
         self._job_streams: list[JobStream] = []
         self._consumer_count = 0
         self._left: list[asyncio.Task[None]] = []
@@ -273,7 +275,8 @@ class Queue:
                 raise TypeError(f"at=... is a number of seconds since 1970, not {type(at).__name__}")
             delay = at - self._context.runtime.wall()
             delay = 0.0 if delay < 0 else delay
-        (outgoing,) = await self._send([self._encode(NewMessage(payload, key, id, delay, attributes))], full)
+        outgoing = self._encode(NewMessage(payload, key, id, delay, attributes))
+        await self._send([outgoing], full)
         if isinstance(outgoing.outcome, ShoalError):
             raise outgoing.outcome
 
@@ -285,71 +288,77 @@ class Queue:
         TypeError, and nothing is stored."""
         if isinstance(messages, str | bytes | bytearray | memoryview):
             raise TypeError("put_many() takes several messages; put() takes one")
-        accepted = 0
         refused: list[tuple[int, ShoalError]] = []
-        sent: list[tuple[int, _Encoded]] = []
+        sent: list[Outgoing] = []
+        positions: list[int] = []
         stopped: dict[bytes, ShoalError] = {}
         for position, one in enumerate(messages):
             message = one if isinstance(one, NewMessage) else NewMessage(one)
             try:
-                encoded = self._encode(message)
+                outgoing = self._encode(message)
             except (PublishError, QueueNameError) as error:
                 refused.append((position, error))
                 if message.key is not None and not isinstance(error, QueueNameError):
                     stopped.setdefault(check_key(message.key), error)
                 continue
-            if encoded.key in stopped:
-                refused.append((position, stopped[encoded.key]))
+            if outgoing.key in stopped:
+                refused.append((position, stopped[outgoing.key]))
             else:
-                sent.append((position, encoded))
+                sent.append(outgoing)
+                positions.append(position)
         for start in range(0, len(sent), self._limits.queue_batch_messages_max):
-            part = sent[start : start + self._limits.queue_batch_messages_max]
-            outcomes = await self._send([encoded for _, encoded in part], full)
-            for (position, _), outgoing in zip(part, outcomes, strict=True):
-                if isinstance(outgoing.outcome, ShoalError):
-                    refused.append((position, outgoing.outcome))
-                else:
-                    accepted += 1
+            await self._send(sent[start : start + self._limits.queue_batch_messages_max], full)
+        for position, outgoing in zip(positions, sent, strict=True):
+            if isinstance(outgoing.outcome, ShoalError):
+                refused.append((position, outgoing.outcome))
+        accepted = sum(outgoing.outcome is True for outgoing in sent)
         return PutResult(accepted, tuple(sorted(refused, key=lambda one: one[0])))
 
-    async def _send(self, messages: Sequence[_Encoded], full: str) -> list[Outgoing]:
+    async def _send(self, messages: Sequence[Outgoing], full: str) -> None:
+        """Send messages; returns when all are decided."""
         if full not in ("raise", "wait"):
             raise ValueError(f'full is "raise" or "wait", not {full!r}')
-        give_up_at = asyncio.get_running_loop().time() + self._limits.queue_put_timeout_s
-        entry = await self._open(create=True)
-        outgoing = [
-            Outgoing(entry.shard_of(key), key, id, delay_ms, body, full == "wait", give_up_at)
-            for key, id, delay_ms, body in messages
-        ]
         loop = asyncio.get_running_loop()
-        futures = []
-        for message in outgoing:
-            futures.append(loop.create_future())
-            self._waiters[message] = futures[-1]
-        self._route(outgoing)
-        await asyncio.gather(*futures)
-        return outgoing
+        give_up_at = loop.time() + self._limits.queue_put_timeout_s
+        entry = await self._open(create=True)
+        waits, shard_of = full == "wait", entry.shard_of
+        for message in messages:
+            message.shard, message.waits, message.give_up_at = shard_of(message.key), waits, give_up_at
+        if messages:
+            call = _PutCall(loop.create_future(), len(messages))
+            self._waiters.update(dict.fromkeys(messages, call))
+            self._route(messages)
+            await call.future
 
-    def _encode(self, message: NewMessage) -> _Encoded:
-        """A message as the store gets it. One without a key has a key of its own: its id, because stores look for a
-        repetition among the ids of a key."""
+    def _encode(self, message: NewMessage) -> Outgoing:
+        """A message as the store gets it, but for its shard. One without a key has a key of its own: its id, because
+        stores look for a repetition among the ids of a key."""
         self._put_count += 1
         number = b"%016x-%x" % (self._number, self._put_count)
-        payload, delay = check_payload(message.payload), check_delay(message.delay)
+        payload, delay = check_payload(message.payload), message.delay
+        delay_ms = 0 if type(delay) is float and delay == 0 else round(check_delay(delay) * 1000)
         id = b"" if message.id is None else check_id(message.id)
         key = id or number if message.key is None else check_key(message.key)
         put_us = int(self._context.runtime.wall() * 1e6)
         body = encode_message(number, id, put_us, payload, message.attributes, self._limits)
-        return _Encoded(key, id, round(delay * 1000), body)
+        return Outgoing(0, key, id, delay_ms, body, False, 0.0)
 
     def _route(self, messages: Iterable[Outgoing]) -> None:
         """Give messages to the producers of their stores. Those of a shard that is moving wait behind earlier ones."""
         by_store: dict[str, list[Outgoing]] = {}
+        store_of: dict[int, str] = {}  # of shards that are not moving: it does not change meanwhile
         for message in messages:
-            if message.shard in self._held and MOVE_ORDER in self._context.rules:
-                self._held[message.shard].append(message)
-            else:
-                by_store.setdefault(self._store_of(message.shard), []).append(message)
+            shard = message.shard
+            store = store_of.get(shard)
+            if store is None:
+                if shard in self._held and MOVE_ORDER in self._context.rules:
+                    self._held[shard].append(message)
+                    continue
+                store = store_of[shard] = self._store_of(shard)
+            found = by_store.get(store)
+            if found is None:
+                found = by_store[store] = []
+            found.append(message)
         for store, found in by_store.items():
             path = self._path(store)
             self._tell(path.producer.add(found))
@@ -579,10 +588,13 @@ class Queue:
             self._tell(path.producer.abandon(error))
 
     def _tell(self, decided: Iterable[Outgoing]) -> None:
+        waiters = self._waiters
         for message in decided:
-            future = self._waiters.pop(message, None)
-            if future is not None and not future.done():
-                future.set_result(None)
+            call = waiters.pop(message, None)
+            if call is not None:
+                call.left -= 1
+                if not call.left and not call.future.done():
+                    call.future.set_result(None)
 
     # JobStream
 
@@ -650,7 +662,8 @@ class Queue:
         for one in staged:
             queue = self if one.queue is None or one.queue == self.name else self._sibling(one.queue)
             message = NewMessage(one.payload, one.key, one.id, one.delay, one.attributes)
-            (outgoing,) = await queue._send([queue._encode(message)], "wait")
+            outgoing = queue._encode(message)
+            await queue._send([outgoing], "wait")
             if isinstance(outgoing.outcome, ShoalError) and not isinstance(outgoing.outcome, AlreadyAcceptedError):
                 raise outgoing.outcome
 
@@ -848,7 +861,7 @@ class Queue:
     async def drain(self) -> None:
         """Wait until the store has answered every `put`."""
         if self._waiters:
-            await asyncio.wait([*self._waiters.values()])
+            await asyncio.wait({call.future for call in self._waiters.values()})
 
     async def aclose(self) -> None:
         """Leave with all consumers, then end the connections. Messages that `put` still waits for fail."""

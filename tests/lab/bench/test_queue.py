@@ -53,8 +53,9 @@ def test_a_small_run_has_a_row_for_every_part_and_contender(capsys: pytest.Captu
     assert rows["memory", "shoal"]["bytes_per_key"] > 100  # the payload alone
     known = {*AT_LEAST, *AT_MOST} - {"join_share_s", "throughput_vs_arq"}
     flow = {"flow_server_cpu_vs_streams", "flow_throughput_vs_streams", "flow_throughput_vs_dramatiq"}
+    flow |= {"small_puts_server_cpu_vs_streams", "small_puts_throughput_vs_streams"}
     assert facts["ratios"].keys() - {"throughput_vs_arq", "flow_throughput_vs_arq"} == known | flow
-    assert not flow & facts["goals"].keys(), "flow is reported without a goal"
+    assert not flow & facts["goals"].keys(), "flow and small puts are reported without a goal"
     assert facts["missed"] == missed(facts["ratios"])
     assert status == (1 if facts["missed"] else 0)
 

@@ -6,7 +6,8 @@ Producers and consumers are separate processes with uvloop.
 
     throughput  one producer and `consumers` consumers; "backlog": all messages are put, then all are taken and ended;
                 "flow": both at once, with consumers that wait before the first put. The ratios with goals are those of
-                the backlog: only there do both sides have the same batches. Flow has ratios of its own.
+                the backlog: only there do both sides have the same batches. Flow has ratios of its own, and so has a
+                backlog that is put in small batches.
     latency     from before a single put to the handler of a waiting consumer
     stall       messages of healthy keys, with and without one key whose handler stalls; the consumers are busy
     join        a consumer joins while many messages wait: time until it processes its share
@@ -14,10 +15,11 @@ Producers and consumers are separate processes with uvloop.
     memory      memory of the store for one message in each of many keys
 
 Equal for all: messages, payloads, store, durability (each put and each end of a message is confirmed after a sync), and
-the number of consumers. Equal for us and Streams: batches of 64, connections, connection class, event loop. Dramatiq
-and arq cannot batch; they put from many threads or tasks at once, so that puts share syncs, and they get fewer messages
-because they are slower. Not equal: we keep the order of each key, and have leases, limits and attempts; a Streams group
-has none of them, Dramatiq and arq have retries.
+the number of consumers. Equal for us and Streams: connections, connection class, event loop, and batches, which are
+those that a queue uses by itself: puts of 256, and consumers that hold 64. Dramatiq and arq cannot batch; they put from
+many threads or tasks at once, so that puts share syncs, and they get fewer messages because they are slower. Not equal:
+we keep the order of each key, and have leases, limits and attempts; a Streams group has none of them, Dramatiq and arq
+have retries.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ import msgspec
 import shoal
 from shoal.extras import require
 from shoal.lab.bench import queue_worker
-from shoal.lab.bench.queue_contender import ARQ, DRAMATIQ, SHOAL, STREAMS, QueueLoad
+from shoal.lab.bench.queue_contender import ARQ, DRAMATIQ, PUT_BATCH, SHOAL, STREAMS, TAKE_BATCH, QueueLoad
 from shoal.lab.bench.queue_moves import measure_pauses
 from shoal.lab.bench.queue_store import BenchStore
 from shoal.lab.bench.queue_worker import Consume, Create, Drain, Join, Joined, Produce, ProduceTimed, Ran
@@ -67,6 +69,9 @@ AT_MOST: Final = {
 
 SLOW_SHARE: Final = 20
 """Dramatiq and arq get one message for this many of the others."""
+SLOW_MESSAGES_MAX: Final = 1000
+SMALL_PUTS: Final = 64
+"""Messages of a put in the backlog with small batches."""
 WAIT_S: Final = 0.5
 """Pause after which consumers wait for messages."""
 JOIN_KEYS: Final = (200, 18)
@@ -172,16 +177,20 @@ def describe(options: QueueOptions) -> dict[str, str]:
     """A description of the measurement."""
     return {
         "all": (
-            f"payloads of 100 bytes, {options.keys} keys, batches of 64, 1 producer, {options.consumers} consumers, "
-            f"append-only file synced before each answer; medians of {options.rounds} rounds"
+            f"payloads of 100 bytes, {options.keys} keys, 1 producer with puts of {PUT_BATCH}, {options.consumers} "
+            f"consumers that hold {TAKE_BATCH}, append-only file synced before each answer; "
+            f"medians of {options.rounds} rounds"
         ),
         "backlog": "all messages are put, then all are taken and ended; rates are those of both phases together",
+        "small puts": f"a backlog with puts of {SMALL_PUTS}",
         "flow": "puts and takes at the same time; consumers wait before the first put",
     }
 
 
 def _arq_python(options: QueueOptions, note: Note) -> str | None:
-    python = options.arq_python or sys.executable
+    """An interpreter that has arq: the one that the caller names, or the one that `./shoal` has made."""
+    made = Path(sys.prefix, "arq", "bin", "python")
+    python = options.arq_python or (str(made) if made.exists() else sys.executable)
     found = subprocess.run([python, "-c", "import arq, msgspec, uvloop"], capture_output=True, check=False)
     if found.returncode == 0:
         return python
@@ -202,9 +211,15 @@ async def _throughput(
         first = number % len(names)
         for name in names[first:] + names[:first]:
             note(f"throughput, round {number + 1} of {options.rounds}: {name}")
-            messages = options.messages if name in (SHOAL, STREAMS) else max(options.messages // SLOW_SHARE, 1)
-            backlog = await _backlog(options, name, workers[name], messages)
-            runs[name].append(backlog | await _flow(options, name, workers[name], messages))
+            messages = options.messages
+            if name not in (SHOAL, STREAMS):
+                messages = min(max(messages // SLOW_SHARE, 1), SLOW_MESSAGES_MAX)
+            run = await _backlog(options, name, workers[name], messages)
+            run |= await _flow(options, name, workers[name], messages)
+            if name in (SHOAL, STREAMS):
+                small = await _backlog(options, name, workers[name], messages, SMALL_PUTS)
+                run |= {f"small_puts_{field}": small[field] for field in ("backlog_per_s", "backlog_server_us")}
+            runs[name].append(run)
     for name in names:
         figures = {key: median(run[key] for run in runs[name]) for key in runs[name][0]}
         rows.append({"part": THROUGHPUT, "contender": name, "rounds": options.rounds, **figures})
@@ -218,6 +233,8 @@ async def _throughput(
         spreads[f"flow_throughput_vs_{other}"] = each("flow_per_s", other)
     spreads["server_cpu_vs_streams"] = each("backlog_server_us", STREAMS)
     spreads["flow_server_cpu_vs_streams"] = each("flow_server_us", STREAMS)
+    spreads["small_puts_throughput_vs_streams"] = each("small_puts_backlog_per_s", STREAMS)
+    spreads["small_puts_server_cpu_vs_streams"] = each("small_puts_backlog_server_us", STREAMS)
 
 
 def _load(options: QueueOptions, store: BenchStore, messages: int, keys: int | None = None) -> QueueLoad:
@@ -230,9 +247,11 @@ def _load(options: QueueOptions, store: BenchStore, messages: int, keys: int | N
     )
 
 
-async def _backlog(options: QueueOptions, name: str, workers: Workers, messages: int) -> dict[str, float]:
+async def _backlog(
+    options: QueueOptions, name: str, workers: Workers, messages: int, put_batch: int = PUT_BATCH
+) -> dict[str, float]:
     async with BenchStore() as store:
-        load = _load(options, store, messages)
+        load = msgspec.structs.replace(_load(options, store, messages), put_batch=put_batch)
         await workers.producer.ask(Create(name, load), Ready, RUN_S_MAX)
         cpu = [await store.cpu_s()]
         put = await workers.producer.ask(Produce(name, load), Ran, RUN_S_MAX)

@@ -60,7 +60,7 @@ async def consume(load: QueueLoad, seen: Seen) -> None:
         functions=[func(work, name="work", keep_result=0)],
         redis_pool=pool,
         queue_name=load.queue,
-        max_jobs=load.batch * load.consumers,
+        max_jobs=load.take_batch * load.consumers,
         poll_delay=POLL_S,
         keep_result=0,
         handle_signals=False,

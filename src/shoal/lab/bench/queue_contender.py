@@ -11,10 +11,16 @@ from typing import Final, Protocol, cast
 
 import msgspec
 
+from shoal.limits import DEFAULT_LIMITS
+from shoal.queues.settings import ConsumerSettings
+
 SHOAL: Final = "shoal"
 STREAMS: Final = "streams"
 DRAMATIQ: Final = "dramatiq"
 ARQ: Final = "arq"
+PUT_BATCH: Final = DEFAULT_LIMITS.queue_batch_messages_max
+TAKE_BATCH: Final = ConsumerSettings().max_in_flight
+"""The sizes of batches that a queue uses by itself."""
 _MODULES: Final = {name: f"shoal.lab.bench.queue_{name}" for name in (SHOAL, STREAMS, DRAMATIQ, ARQ)}
 
 
@@ -27,14 +33,16 @@ class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
     messages: int
     keys: int
     payload_bytes: int = 100
-    batch: int = 64
-    """Messages of one put and of one read, for systems that can batch."""
+    put_batch: int = PUT_BATCH
+    """Messages of one put, for systems that can batch."""
+    take_batch: int = TAKE_BATCH
+    """Messages of one read, or that a consumer holds."""
     consumers: int = 8
 
     def batches(self) -> Iterator[list[tuple[bytes, bytes]]]:
         """Key and payload of each message. The payload begins with the number of the message."""
-        for start in range(0, self.messages, self.batch):
-            numbers = range(start, min(start + self.batch, self.messages))
+        for start in range(0, self.messages, self.put_batch):
+            numbers = range(start, min(start + self.put_batch, self.messages))
             yield [(b"key:%07d" % (n % self.keys), b"%010d" % n + b"x" * (self.payload_bytes - 10)) for n in numbers]
 
 

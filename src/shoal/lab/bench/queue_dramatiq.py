@@ -71,7 +71,7 @@ async def consume(load: QueueLoad, seen: Seen) -> None:
 
     handlers.append(handle)
     worker = dramatiq.Worker(broker, worker_threads=load.consumers)
-    worker.queue_prefetch = load.batch * load.consumers
+    worker.queue_prefetch = load.take_batch * load.consumers
     worker.start()
     await asyncio.to_thread(over.wait)
     await asyncio.to_thread(broker.join, load.queue)

@@ -39,7 +39,7 @@ async def _consumer(stack: AsyncExitStack, load: QueueLoad, handle: Handler) -> 
     """Start a consumer that ends with the stack."""
     queue = open_queue(load.port, load.queue)
     stack.push_async_callback(queue.aclose)
-    jobs = await stack.enter_async_context(queue.take(max_in_flight=load.batch))
+    jobs = await stack.enter_async_context(queue.take(max_in_flight=load.take_batch))
 
     async def slot() -> None:
         async for job in jobs:

@@ -1,7 +1,7 @@
 """The contender `shoal`: `Queue` on one store, with one connection for each consumer.
 
-Every consumer holds up to `batch` messages. A job is ended with `done(confirm=False)`: its end is stored and confirmed
-with the consumer's next turn, as a group's XACK is with its next read.
+Every consumer holds up to `take_batch` messages. A job is ended with `done(confirm=False)`: its end is stored and
+confirmed with the consumer's next turn, as a group's XACK is with its next read.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ async def consume(load: QueueLoad, seen: Seen) -> None:
 
     async def take(queue: Queue) -> None:
         nonlocal left
-        async with queue.take(max_in_flight=load.batch) as jobs:
+        async with queue.take(max_in_flight=load.take_batch) as jobs:
             try:
                 async for job in jobs:
                     seen(job.payload)

@@ -50,7 +50,7 @@ async def consume(load: QueueLoad, seen: Seen) -> None:
 
     async def take(connection: Connection, name: bytes) -> None:
         nonlocal left
-        read = (b"XREADGROUP", b"GROUP", GROUP, name, b"COUNT", b"%d" % load.batch, b"BLOCK", BLOCK_MS)
+        read = (b"XREADGROUP", b"GROUP", GROUP, name, b"COUNT", b"%d" % load.take_batch, b"BLOCK", BLOCK_MS)
         asked: Awaitable[list[Any]] = connection.ask((*read, b"STREAMS", stream, b">"))
         while True:
             (found,) = await asked
