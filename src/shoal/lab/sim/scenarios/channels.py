@@ -207,7 +207,7 @@ class Nap:
 class ChannelsRun(ChannelScenario):
     """One seed of the scenario."""
 
-    calm_s = 2.4
+    calm_s = 3.0
     """Shorter than in the other scenarios: no move has to end in it."""
     naps = 0.6
     """The share of the runs with faults in which subscribers sleep while their servers are out of the ring."""
