@@ -63,7 +63,7 @@ CATCHING: dict[str, tuple[int, set[str]]] = {
     "wake_poll": (0, {"starved"}),
     "give_at_boundary": (2, {"overlapped"}),
     "lease_before_start": (32, {"unowned"}),
-    "move_confirm": (13, {"unowned"}),
+    "move_confirm": (1, {"unowned"}),
     "move_order": (27, {"reordered"}),
     "fresh_places": (0, {"undercounted"}),
     "return_check": (1, {"lost"}),

@@ -196,12 +196,15 @@ VARIANTS: Final[dict[str, Variant]] = {
         "actions_every_s": 0.2,
     },
     MOVE_CONFIRM: {
-        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
-        "store_counts": (2, 3),
+        "fixed_faults": _CALM | {"delay_s": (0.02, 0.05)},
+        "store_counts": (2,),
         "loss_share": 0.0,
         "operators": 0.0,
+        "safety_s": 30.0,
         "stunned": 1.0,
-        "workers": 3,
+        "patience_s": 0.01,
+        "work_s": (0.0, 0.1),
+        "workers": 2,
         "fixed_shape": {
             "in_flight": 8,
             "key_count": 6,
@@ -209,7 +212,8 @@ VARIANTS: Final[dict[str, Variant]] = {
             "producer_count": 3,
             "consumer_count": 3,
             "slow": False,
-            "move_every_s": 1.0,
+            "move_every_s": 0.3,
+            "limits": LIMITS,
         },
     },
 }
@@ -234,6 +238,10 @@ class QueueRun(Scenario):
     """How often the store is recovered instead."""
     stunned = 0.0
     """How often a consumer is paused for longer than its lease when a shard is sealed."""
+    patience_s: float | None = None
+    """How long a worker waits for a job before it asks again. A job that nothing has announced is then started too."""
+    work_s = (0.0, 0.02)
+    """How long a worker takes for most messages."""
     workers = 2
     """Tasks of a consumer that process messages."""
     operators = 0.4
@@ -281,11 +289,11 @@ class QueueRun(Scenario):
         self.recovers = self.loses_store and self.world.rng("recovery").random() < self.recoveries
         if self.recovers:
             self.safety_s = RECOVERY_S
-        for name, value in self.fixed_shape.items():
-            setattr(self, name, value)
         self.limits: Limits = msgspec.structs.replace(
             LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
         )
+        for name, value in self.fixed_shape.items():
+            setattr(self, name, value)
 
     def build(self, rng: Random) -> FaultTargets:
         """Leaders, stores with their agents, producers, consumers and an observer."""
@@ -595,7 +603,7 @@ class QueueRun(Scenario):
 
     async def _work(self, jobs: JobStream, me: str, rng: Random, clock: Callable[[], float]) -> None:
         """One worker. `clock` also advances while the process is paused."""
-        async for job in jobs:
+        async for job in self._asked(jobs):
             core = job.core
 
             def holds(job: Job = job) -> bool:
@@ -614,7 +622,7 @@ class QueueRun(Scenario):
             start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
             try:
                 slow = self.slow and rng.random() < 0.2
-                await asyncio.sleep(rng.uniform(0.5, 1.5) if slow else rng.uniform(0.0, 0.02))
+                await asyncio.sleep(rng.uniform(0.5, 1.5) if slow else rng.uniform(*self.work_s))
                 poison = (number * 7919) % 100 < 100 * self._poison_share
                 fails = poison or rng.random() < 0.03
                 start.ended_at, start.end = self.world.now, "fail" if fails else "done"
@@ -640,6 +648,18 @@ class QueueRun(Scenario):
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
                 raise
+
+    async def _asked(self, jobs: JobStream) -> AsyncGenerator[Job, None]:
+        """The jobs of a worker."""
+        while True:
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    job = await anext(jobs)
+            except TimeoutError:
+                continue
+            except StopAsyncIteration:
+                return
+            yield job
 
     # Judgment
 
