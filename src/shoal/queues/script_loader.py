@@ -23,14 +23,19 @@ CLOCK_CLAMP: Final = rule("clock_clamp", "A jump of the server's clock ends no l
 REPAIR_SEQUENCE: Final = rule(
     "repair_sequence", "A repair that is sent again is carried out once, and none after a later one."
 )
+PRODUCER_SEQUENCE: Final = rule("producer_sequence", "A batch that is sent again after a lost reply is stored once.")
+REFUSED_SEQUENCE: Final = rule(
+    "refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."
+)
+TURN_SEQUENCE: Final = rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer.")
 RULES: Final[tuple[Rule, ...]] = (
     CLOCK_CLAMP,
     rule("done_once", "A `done` that comes again removes no further message."),
     rule("one_owner", "A key that is held is not given to a second consumer."),
-    rule("producer_sequence", "A batch that is sent again after a lost reply is stored once."),
-    rule("refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."),
+    PRODUCER_SEQUENCE,
+    REFUSED_SEQUENCE,
     rule("message_ids", "A message whose id was accepted before is refused."),
-    rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer."),
+    TURN_SEQUENCE,
     REPAIR_SEQUENCE,
     rule("bound", "A queue holds at most `messages_max` messages and `bytes_max` bytes."),
     rule("lease_before_takeover", "A consumer keeps its keys until its lease has ended."),

@@ -72,7 +72,15 @@ from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
-from shoal.queues.script_loader import CLOCK_CLAMP, REPAIR_SEQUENCE, RULES, load_scripts
+from shoal.queues.script_loader import (
+    CLOCK_CLAMP,
+    PRODUCER_SEQUENCE,
+    REFUSED_SEQUENCE,
+    REPAIR_SEQUENCE,
+    RULES,
+    TURN_SEQUENCE,
+    load_scripts,
+)
 from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
@@ -179,7 +187,35 @@ _LOSES: Final[dict[str, Any]] = {
     "recoveries": 0.0,
     "operators": 0.0,
 }
+_REPEATS: Final[dict[str, Any]] = {
+    "fixed_faults": _CALM | {"resets_per_s": 2.0, "stalls_per_s": 2.0, "stall_s": STALL_S},
+    "store_counts": (1,),
+    "operators": 0.0,
+}
+"""Replies are lost or late, and requests are sent again."""
 VARIANTS: Final[dict[str, Variant]] = {
+    PRODUCER_SEQUENCE: _REPEATS,
+    REFUSED_SEQUENCE: _REPEATS,
+    TURN_SEQUENCE: _REPEATS,
+    LEASE_BEFORE_START: {
+        "fixed_faults": _CALM | {"pauses_per_s": 0.7, "pause_s": LONG_S},
+        "store_counts": (1,),
+        "operators": 0.0,
+        "fixed_shape": {"in_flight": 8, "key_count": 6, "consumer_count": 3},
+    },
+    MOVE_ORDER: {
+        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
+        "store_counts": (2,),
+        "loss_share": 0.0,
+        "operators": 0.0,
+        "fixed_shape": {
+            "key_count": 2,
+            "pace_s": 0.02,
+            "producer_count": 3,
+            "move_every_s": 0.3,
+            "limits": LIMITS,
+        },
+    },
     RETURN_CHECK: {**_LOSES, "late_abandons": 0.0, "unplugged": 1.0},
     STORE_OPENED: {**_LOSES, "late_abandons": 1.0},
     CLOCK_CLAMP: {
@@ -189,8 +225,7 @@ VARIANTS: Final[dict[str, Variant]] = {
         "fixed_shape": {"jumps": True, "slow": True, "in_flight": 4, "key_count": 6, "pace_s": 0.1},
     },
     REPAIR_SEQUENCE: {
-        "fixed_faults": _CALM | {"resets_per_s": 2.0, "stalls_per_s": 2.0, "stall_s": STALL_S},
-        "store_counts": (1,),
+        **_REPEATS,
         "operators": 1.0,
         "fixed_actions": ("purge", "repair"),
         "actions_every_s": 0.2,
