@@ -63,7 +63,7 @@ CATCHING: dict[str, tuple[int, set[str]]] = {
     "wake_poll": (0, {"starved"}),
     "give_at_boundary": (2, {"overlapped"}),
     "lease_before_start": (1, {"unowned"}),
-    "move_confirm": (1, {"unowned"}),
+    "move_confirm": (16, {"unowned"}),
     "move_order": (1, {"reordered"}),
     "fresh_places": (0, {"undercounted"}),
     "return_check": (7, {"lost"}),

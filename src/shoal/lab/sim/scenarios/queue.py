@@ -239,10 +239,10 @@ VARIANTS: Final[dict[str, Variant]] = {
         "stunned": 1.0,
         "patience_s": 0.01,
         "work_s": (0.0, 0.1),
-        "workers": 2,
+        "workers": 3,
         "fixed_shape": {
-            "in_flight": 8,
-            "key_count": 6,
+            "in_flight": 16,
+            "key_count": 12,
             "pace_s": 0.02,
             "producer_count": 3,
             "consumer_count": 3,
