@@ -28,6 +28,9 @@ REFUSED_SEQUENCE: Final = rule(
     "refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."
 )
 TURN_SEQUENCE: Final = rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer.")
+MOVE_LEASE: Final = rule(
+    "move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."
+)
 RULES: Final[tuple[Rule, ...]] = (
     CLOCK_CLAMP,
     rule("done_once", "A `done` that comes again removes no further message."),
@@ -45,7 +48,7 @@ RULES: Final[tuple[Rule, ...]] = (
     rule("fencing", "An operation under an old token changes nothing."),
     rule("move_seal", "Nothing in a shard changes while it is copied to another store."),
     rule("move_dedupe", "The ids of messages move with their shard."),
-    rule("move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."),
+    MOVE_LEASE,
     rule("move_tombstone", "A store does not serve a shard that has moved away."),
 )
 """The rules inside the scripts."""

@@ -57,7 +57,7 @@ CATCHING: dict[str, tuple[int, set[str]]] = {
     "fencing": (12, {"lost"}),
     "move_seal": (0, {"split"}),
     "move_dedupe": (0, {"accepted twice"}),
-    "move_lease": (32, {"starved"}),
+    "move_lease": (5, {"starved"}),
     "move_tombstone": (0, {"split"}),
     "safe_put": (0, {"lost"}),
     "wake_poll": (0, {"starved"}),

@@ -74,6 +74,7 @@ from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
 from shoal.queues.script_loader import (
     CLOCK_CLAMP,
+    MOVE_LEASE,
     PRODUCER_SEQUENCE,
     REFUSED_SEQUENCE,
     REPAIR_SEQUENCE,
@@ -202,6 +203,13 @@ VARIANTS: Final[dict[str, Variant]] = {
         "store_counts": (1,),
         "operators": 0.0,
         "fixed_shape": {"in_flight": 8, "key_count": 6, "consumer_count": 3},
+    },
+    MOVE_LEASE: {
+        "fixed_faults": _CALM | {"crashes_per_s": 1.0},
+        "store_counts": (2,),
+        "loss_share": 0.0,
+        "operators": 0.0,
+        "fixed_shape": {"move_every_s": 0.3, "limits": LIMITS},
     },
     MOVE_ORDER: {
         "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
