@@ -48,7 +48,7 @@ CATCHING: dict[str, tuple[int, set[str]]] = {
     "refused_sequence": (5, {"lost"}),
     "message_ids": (0, {"accepted twice"}),
     "turn_sequence": (5, {"false alarm"}),
-    "repair_sequence": (65, {"misreported"}),
+    "repair_sequence": (18, {"misreported"}),
     "bound": (0, {"over bound"}),
     "lease_before_takeover": (0, {"overlapped"}),
     "attempts_on_start": (26, {"early dead letter"}),

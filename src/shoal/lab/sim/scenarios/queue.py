@@ -234,6 +234,7 @@ VARIANTS: Final[dict[str, Variant]] = {
     },
     REPAIR_SEQUENCE: {
         **_REPEATS,
+        "fixed_faults": _CALM | {"resets_per_s": 6.0, "stalls_per_s": 6.0, "stall_s": STALL_S},
         "operators": 1.0,
         "fixed_actions": ("purge", "repair"),
         "actions_every_s": 0.2,
