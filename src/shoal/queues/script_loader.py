@@ -23,14 +23,22 @@ CLOCK_CLAMP: Final = rule("clock_clamp", "A jump of the server's clock ends no l
 REPAIR_SEQUENCE: Final = rule(
     "repair_sequence", "A repair that is sent again is carried out once, and none after a later one."
 )
+PRODUCER_SEQUENCE: Final = rule("producer_sequence", "A batch that is sent again after a lost reply is stored once.")
+REFUSED_SEQUENCE: Final = rule(
+    "refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."
+)
+TURN_SEQUENCE: Final = rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer.")
+MOVE_LEASE: Final = rule(
+    "move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."
+)
 RULES: Final[tuple[Rule, ...]] = (
     CLOCK_CLAMP,
     rule("done_once", "A `done` that comes again removes no further message."),
     rule("one_owner", "A key that is held is not given to a second consumer."),
-    rule("producer_sequence", "A batch that is sent again after a lost reply is stored once."),
-    rule("refused_sequence", "A message that was refused is not reported as accepted when its batch is sent again."),
+    PRODUCER_SEQUENCE,
+    REFUSED_SEQUENCE,
     rule("message_ids", "A message whose id was accepted before is refused."),
-    rule("turn_sequence", "A turn that is sent again after a lost reply gets the same answer."),
+    TURN_SEQUENCE,
     REPAIR_SEQUENCE,
     rule("bound", "A queue holds at most `messages_max` messages and `bytes_max` bytes."),
     rule("lease_before_takeover", "A consumer keeps its keys until its lease has ended."),
@@ -40,7 +48,7 @@ RULES: Final[tuple[Rule, ...]] = (
     rule("fencing", "An operation under an old token changes nothing."),
     rule("move_seal", "Nothing in a shard changes while it is copied to another store."),
     rule("move_dedupe", "The ids of messages move with their shard."),
-    rule("move_lease", "Consumers keep their keys for a full lease after the shard was opened on another store."),
+    MOVE_LEASE,
     rule("move_tombstone", "A store does not serve a shard that has moved away."),
 )
 """The rules inside the scripts."""

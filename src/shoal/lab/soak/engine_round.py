@@ -18,7 +18,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -276,7 +276,7 @@ class EngineRound:
         while self._options.kill and due < self._options.seconds - KILLS_END_S:
             await self._until(lambda due=due: self._load_s >= due, self._options.seconds)  # type: ignore[misc]
             await self._engines_are_back()
-            await self._kill(cluster, number // 2)  # each twice: serving first, then standing by
+            await self._kill(cluster, number)
             number, due = number + 1, max(due + KILL_EVERY_S, self._load_s + KILL_PAUSE_S)
 
     async def _scale_all(self) -> None:
@@ -328,16 +328,25 @@ class EngineRound:
                 raise LoadError(f"the engines are not back after {BACK_S_MAX:g} s")
             await self._until(lambda: False, POLL_S)
 
-    async def _kill(self, cluster: LocalCluster, turn: int) -> None:
-        """Kills the next process of the engine. It is started again by the supervisor."""
-        engines = [child for child in cluster.status().processes if child.kind == "engine"]
-        victim = engines[turn % len(engines)]
-        lease = await self._coordinator.lease_of(lease_name(MAIN))
-        serves = lease is not None and lease.holder.startswith(f"{victim.name}-")
+    async def _kill(self, cluster: LocalCluster, number: int) -> None:
+        """Kills a process of the engine. It is started again by the supervisor."""
+        engines = [child.name for child in cluster.status().processes if child.kind == "engine"]
+        victim, serves = choose_victim(engines, await self._serving(engines), number)
         self._outcome.exercised[SERVING if serves else STANDBY] += 1
         self._outcome.faults += 1
         self._kills.append(time.monotonic())
-        await cluster.kill(victim.name)
+        await cluster.kill(victim)
+
+    async def _serving(self, engines: Sequence[str]) -> str:
+        """The process that serves. A report is there for a moment longer than its writer."""
+        deadline = time.monotonic() + BACK_S_MAX
+        while time.monotonic() < deadline:
+            lease = await self._coordinator.lease_of(lease_name(MAIN))
+            for name in engines:
+                if lease is not None and lease.holder.startswith(f"{name}-"):
+                    return name
+            await self._until(lambda: False, POLL_S)
+        raise LoadError(f"no engine serves for {BACK_S_MAX:g} s")
 
     async def _quiet(self) -> None:
         """Stops emitters, and waits until nothing arrives any more."""
@@ -378,6 +387,15 @@ class EngineRound:
                 faults=self._outcome.faults,
             )
         )
+
+
+def choose_victim(engines: Sequence[str], serving: str, number: int) -> tuple[str, bool]:
+    """The process that is killed next, and whether it serves: by turns the one that serves and one of the others, which
+    take turns too."""
+    others = [name for name in engines if name != serving]
+    if number % 2 == 0 or not others:
+        return serving, True
+    return others[number // 2 % len(others)], False
 
 
 async def run_engine(options: EngineSoakOptions, tell: Tell) -> EngineOutcome:

@@ -72,7 +72,16 @@ from shoal.queues.keyspace.collections import Hash, Values
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.producer import SAFE_PUT
 from shoal.queues.queue import FRESH_PLACES, MOVE_ORDER, RETURN_CHECK, STORE_OPENED, NewMessage, Queue
-from shoal.queues.script_loader import CLOCK_CLAMP, REPAIR_SEQUENCE, RULES, load_scripts
+from shoal.queues.script_loader import (
+    CLOCK_CLAMP,
+    MOVE_LEASE,
+    PRODUCER_SEQUENCE,
+    REFUSED_SEQUENCE,
+    REPAIR_SEQUENCE,
+    RULES,
+    TURN_SEQUENCE,
+    load_scripts,
+)
 from shoal.queues.settings import CLOCK_STEP_S, LEASE_STEP_S, ConsumerSettings
 from shoal.rules import ALL_RULES, Rules
 from shoal.wire import control
@@ -179,7 +188,42 @@ _LOSES: Final[dict[str, Any]] = {
     "recoveries": 0.0,
     "operators": 0.0,
 }
+_REPEATS: Final[dict[str, Any]] = {
+    "fixed_faults": _CALM | {"resets_per_s": 2.0, "stalls_per_s": 2.0, "stall_s": STALL_S},
+    "store_counts": (1,),
+    "operators": 0.0,
+}
+"""Replies are lost or late, and requests are sent again."""
 VARIANTS: Final[dict[str, Variant]] = {
+    PRODUCER_SEQUENCE: _REPEATS,
+    REFUSED_SEQUENCE: _REPEATS,
+    TURN_SEQUENCE: _REPEATS,
+    LEASE_BEFORE_START: {
+        "fixed_faults": _CALM | {"pauses_per_s": 0.7, "pause_s": LONG_S},
+        "store_counts": (1,),
+        "operators": 0.0,
+        "fixed_shape": {"in_flight": 8, "key_count": 6, "consumer_count": 3},
+    },
+    MOVE_LEASE: {
+        "fixed_faults": _CALM | {"crashes_per_s": 1.0},
+        "store_counts": (2,),
+        "loss_share": 0.0,
+        "operators": 0.0,
+        "fixed_shape": {"move_every_s": 0.3, "limits": LIMITS},
+    },
+    MOVE_ORDER: {
+        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
+        "store_counts": (2,),
+        "loss_share": 0.0,
+        "operators": 0.0,
+        "fixed_shape": {
+            "key_count": 2,
+            "pace_s": 0.02,
+            "producer_count": 3,
+            "move_every_s": 0.3,
+            "limits": LIMITS,
+        },
+    },
     RETURN_CHECK: {**_LOSES, "late_abandons": 0.0, "unplugged": 1.0},
     STORE_OPENED: {**_LOSES, "late_abandons": 1.0},
     CLOCK_CLAMP: {
@@ -189,27 +233,31 @@ VARIANTS: Final[dict[str, Variant]] = {
         "fixed_shape": {"jumps": True, "slow": True, "in_flight": 4, "key_count": 6, "pace_s": 0.1},
     },
     REPAIR_SEQUENCE: {
-        "fixed_faults": _CALM | {"resets_per_s": 2.0, "stalls_per_s": 2.0, "stall_s": STALL_S},
-        "store_counts": (1,),
+        **_REPEATS,
+        "fixed_faults": _CALM | {"resets_per_s": 6.0, "stalls_per_s": 6.0, "stall_s": STALL_S},
         "operators": 1.0,
         "fixed_actions": ("purge", "repair"),
         "actions_every_s": 0.2,
     },
     MOVE_CONFIRM: {
-        "fixed_faults": _CALM | {"delay_s": (0.002, 0.05)},
-        "store_counts": (2, 3),
+        "fixed_faults": _CALM | {"delay_s": (0.02, 0.05)},
+        "store_counts": (2,),
         "loss_share": 0.0,
         "operators": 0.0,
+        "safety_s": 30.0,
         "stunned": 1.0,
+        "patience_s": 0.01,
+        "work_s": (0.0, 0.1),
         "workers": 3,
         "fixed_shape": {
-            "in_flight": 8,
-            "key_count": 6,
+            "in_flight": 16,
+            "key_count": 12,
             "pace_s": 0.02,
             "producer_count": 3,
             "consumer_count": 3,
             "slow": False,
-            "move_every_s": 1.0,
+            "move_every_s": 0.3,
+            "limits": LIMITS,
         },
     },
 }
@@ -234,6 +282,10 @@ class QueueRun(Scenario):
     """How often the store is recovered instead."""
     stunned = 0.0
     """How often a consumer is paused for longer than its lease when a shard is sealed."""
+    patience_s: float | None = None
+    """How long a worker waits for a job before it asks again. A job that nothing has announced is then started too."""
+    work_s = (0.0, 0.02)
+    """How long a worker takes for most messages."""
     workers = 2
     """Tasks of a consumer that process messages."""
     operators = 0.4
@@ -281,11 +333,11 @@ class QueueRun(Scenario):
         self.recovers = self.loses_store and self.world.rng("recovery").random() < self.recoveries
         if self.recovers:
             self.safety_s = RECOVERY_S
-        for name, value in self.fixed_shape.items():
-            setattr(self, name, value)
         self.limits: Limits = msgspec.structs.replace(
             LIMITS, shard_prepare_timeout_s=rng.choice(PREPARE_S), shard_copy_timeout_s=rng.choice(COPY_S)
         )
+        for name, value in self.fixed_shape.items():
+            setattr(self, name, value)
 
     def build(self, rng: Random) -> FaultTargets:
         """Leaders, stores with their agents, producers, consumers and an observer."""
@@ -595,7 +647,7 @@ class QueueRun(Scenario):
 
     async def _work(self, jobs: JobStream, me: str, rng: Random, clock: Callable[[], float]) -> None:
         """One worker. `clock` also advances while the process is paused."""
-        async for job in jobs:
+        async for job in self._asked(jobs):
             core = job.core
 
             def holds(job: Job = job) -> bool:
@@ -614,7 +666,7 @@ class QueueRun(Scenario):
             start = self.history.start(number, job.key.decode(), me, self.world.now, holds)
             try:
                 slow = self.slow and rng.random() < 0.2
-                await asyncio.sleep(rng.uniform(0.5, 1.5) if slow else rng.uniform(0.0, 0.02))
+                await asyncio.sleep(rng.uniform(0.5, 1.5) if slow else rng.uniform(*self.work_s))
                 poison = (number * 7919) % 100 < 100 * self._poison_share
                 fails = poison or rng.random() < 0.03
                 start.ended_at, start.end = self.world.now, "fail" if fails else "done"
@@ -640,6 +692,18 @@ class QueueRun(Scenario):
                 if start.ended_at is None:
                     start.ended_at, start.end = self.world.now, "crash"
                 raise
+
+    async def _asked(self, jobs: JobStream) -> AsyncGenerator[Job, None]:
+        """The jobs of a worker."""
+        while True:
+            try:
+                async with asyncio.timeout(self.patience_s):
+                    job = await anext(jobs)
+            except TimeoutError:
+                continue
+            except StopAsyncIteration:
+                return
+            yield job
 
     # Judgment
 

@@ -42,10 +42,11 @@ GONE_S: Final = (7.0, 9.0)
 EMPTY_S: Final = (1.0, 3.0)
 """How long a store is gone until it is recovered, and how long it runs without its directory before. Leases end."""
 STUNNED_AFTER_S: Final = (0.02, 0.3)
-STUNNED_S: Final = (0.5, 2.0)
-DEAF_S: Final = (0.2, 1.5)
-"""When a consumer is paused after a shard was sealed, for how much longer than its lease, and how long it hears neither
-the source of the move nor the coordinator after that."""
+STUNNED_S: Final = (1.5, 3.0)
+DEAF_S: Final = (0.8, 1.6)
+SILENT_S: Final = (1.0, 2.0)
+"""When a consumer is paused after a shard was sealed, for how much longer than its lease, how long it hears nothing of
+the coordinator after that, and how long nothing of the source of the move after that."""
 SEAL_LOOK_S: Final = 0.005
 """How often the operator checks whether a shard is sealed."""
 DEAF_SHARE: Final = 0.7
@@ -109,6 +110,10 @@ class MoveOperator:
         """Whether the operator waits until it can abandon a store."""
         self._late = self._unplugged = False
         """Whether the shards of a store are abandoned when it is back, and whether it is away because it is cut off."""
+        self._anchored = False
+        """Whether each store has a shard that stays there; only in runs in which consumers are stunned."""
+        self._stunned_until = 0.0
+        """When a consumer that was stunned hears of everything again."""
         self._watch_entry()
 
     @property
@@ -135,10 +140,25 @@ class MoveOperator:
         if self.entry is None or self.entry.dropped or self.asked or self._patient:
             return
         rng = self._rng
-        shards = rng.sample(range(len(self.entry.places)), rng.choice((1, 1, 1, 2, 3)))
         self._requests += 1
+        if self._run.stunned:
+            self._move_one(self.entry)
+            return
+        shards = rng.sample(range(len(self.entry.places)), rng.choice((1, 1, 1, 2, 3)))
         self._run.exercised["several shards"] += len(shards) > 1
         self.request(MoveShards(self._unit, dict.fromkeys(shards, rng.choice(self._stores)), f"m{self._requests}"))
+
+    def _move_one(self, entry: QueueEntry) -> None:
+        """At first each store gets a shard that stays there, so that all consumers have a lease on every store. Then
+        moves another one, unless a stunned consumer may not have heard of the last move."""
+        stay = dict(enumerate(self._stores))
+        self._anchored = all(entry.store_of(shard).id == store for shard, store in stay.items())
+        if not self._anchored:
+            self.request(MoveShards(self._unit, stay, f"m{self._requests}"))
+        elif self._run.world.now > self._stunned_until:
+            shard = self._rng.randrange(len(stay), len(entry.places))
+            others = [store for store in self._stores if entry.store_of(shard).id != store]
+            self.request(MoveShards(self._unit, {shard: self._rng.choice(others)}, f"m{self._requests}"))
 
     def request(self, request: QueueRequest) -> None:
         """Write a request to the coordinator."""
@@ -319,7 +339,7 @@ class MoveOperator:
         if self._lose_destination and entry.move is not None and entry.move.phase is ShardPhase.COPY:
             self._lose_destination = False
             self._after_seal(entry.move, lambda move: self._lose(move.destination), self._lose_next)
-        elif run.stunned and entry.move is not None and entry.move.phase is ShardPhase.COPY:
+        elif self._anchored and entry.move is not None and entry.move.phase is ShardPhase.COPY:
             self._after_seal(entry.move, self._stun_later, lambda: None)
         if entry.move is not None and self.going and self._rng.random() < FAULT_SHARE:
             self._strike_later(entry.move)
@@ -355,9 +375,12 @@ class MoveOperator:
             self._run.world.after(rng.uniform(*STUNNED_AFTER_S), self._stun, move)
 
     def _stun(self, move: ShardMove) -> None:
-        """A consumer that has heard of the seal is paused for longer than its lease. When it wakes, another one may
-        have its keys at the destination, and it reaches that store before it can read where the shard is."""
+        """A consumer that has keys of the shard is paused for longer than its lease, one at a time. When it wakes,
+        others may have these keys at the destination. It reaches that store before it can read where the shard is, and
+        reads that before the source can tell it what has become of the keys."""
         run, rng = self._run, self._run.world.rng("stun")
+        if run.world.now < self._stunned_until:
+            return
         owners = self._owners(move.source, move.shard)
         found = [node for node, jobs in run.takers.items() if any(core.name in owners for core in jobs.cores)]
         if not found:
@@ -367,7 +390,10 @@ class MoveOperator:
         pause_s = run.settings.lease_s + rng.uniform(*STUNNED_S)
         run.faults.pause(run.network.nodes[name], (pause_s, pause_s))
         deaf_s = pause_s + rng.uniform(*DEAF_S)
-        run.faults.partition([name], [move.source, "coordinator"], (deaf_s, deaf_s))
+        silent_s = deaf_s + rng.uniform(*SILENT_S)
+        self._stunned_until = run.world.now + silent_s
+        run.faults.partition([name], ["coordinator"], (deaf_s, deaf_s))
+        run.faults.partition([name], [move.source], (silent_s, silent_s))
 
     def _strike_later(self, move: ShardMove) -> None:
         rng = self._rng
