@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from enum import Enum
+from enum import Enum, IntEnum
 from fractions import Fraction
 from typing import Any
 
@@ -27,11 +27,19 @@ from shoal.filters.formatter import name_text, value_text
 from shoal.filters.index import Index
 from shoal.filters.language import parse
 from shoal.filters.values import Event, Value
-from shoal.limits import Limits
+from shoal.limits import DEFAULT_LIMITS, Limits
 
 
 class Colour(Enum):
     RED = 1
+
+
+class Word(str):
+    """Text of another library."""
+
+
+class Size(IntEnum):
+    LARGE = 3
 
 
 def typed(event: Mapping[str, Value]) -> dict[str, tuple[str, Value]]:
@@ -46,9 +54,29 @@ def test_none_is_absence_and_values_are_canonical() -> None:
     assert typed(check_event({"a": None, "b": 30.0, "c": True})) == {"b": ("int", 30), "c": ("bool", True)}
 
 
+def test_values_and_names_of_subclasses_become_plain() -> None:
+    event = check_event({Word("a"): Word("text"), "b": Size.LARGE, Word("ä"): [Word("x"), Size.LARGE], "c": "ä"})
+    assert typed(event) == {"a": ("str", "text"), "b": ("int", 3), "ä": ("list", ["x", 3]), "c": ("str", "ä")}
+    assert {type(name) for name in event} == {str}
+    assert [type(each) for each in event["ä"]] == [str, int]
+
+
+def test_values_and_names_at_the_limits_are_accepted() -> None:
+    longest = DEFAULT_LIMITS.attribute_name_bytes_max
+    event = {"a": -(2**63), "b": 2**64 - 1, "x" * longest: "", "ä" * (longest // 2): -0.0}
+    assert check_event(event) == event
+
+
 @pytest.mark.parametrize(
     ("attributes", "says"),
     [
+        ({"a": -(2**63) - 1}, "does not fit in 64 bits"),
+        ({"a": [2**64]}, "has an element that is an integer that does not fit"),
+        ({"a": "ä\ud800"}, "surrogate"),
+        ({"ä" * 128: 1}, "attribute_name_bytes_max=255"),
+        ({"a\ufdd0": 1}, "noncharacter"),
+        ({Word(): 1}, "must not be empty"),
+        ({"a": [1] * 40, "b": [2] * 40}, "array_combinations_max"),
         ({"a": math.nan}, "attribute 'a' is nan; NaN and infinity are not allowed"),
         ({"a": -math.inf}, "infinity"),
         ({"a": {1}}, "attribute 'a' is of type set; a value is str, int, float or bool"),

@@ -188,6 +188,35 @@ def test_thousands_of_similar_filters(make: Callable[[random.Random, list[str]],
             assert sorted(index.match(event).tolist()) == expected(held, event)
 
 
+@pytest.mark.parametrize("share", [0.05, 0.4, 1.0])
+@pytest.mark.parametrize("names", [4, 12])
+def test_events_match_together_what_each_of_them_matches(names: int, share: float) -> None:
+    """Groups of many chunks and of few, in two segments; events of which few or all have the attributes of a group."""
+    rng = random.Random(f"{names} {share}")
+    attributes = [f"n{i}" for i in range(names)]
+
+    def box() -> Filter:
+        lows = {name: rng.randrange(100) for name in rng.sample(attributes, rng.choice([1, 2, 3, 3, 3, 4]))}
+        return parse(" and ".join(f"{name} >= {low} and {name} < {low + 25}" for name, low in lows.items()))
+
+    held = {number: box() for number in range(6000)}
+    index = Index()
+    for first, last in ((0, 4500), (4500, 6000)):
+        index.insert_many(range(first, last), [held[number] for number in range(first, last)])
+    for number in rng.sample(range(6000), 300):
+        index.remove(number)
+        del held[number]
+    events = [{name: rng.uniform(0, 125) for name in attributes if rng.random() < share} for _ in range(150)]
+    for settle in (False, True):
+        if settle:
+            index.settle()
+        found = index.match_many(events)
+        for at, event in enumerate(events):
+            assert sorted(found[at].tolist()) == sorted(index.match(event).tolist())
+        for at in range(0, len(events), 30):
+            assert sorted(found[at].tolist()) == expected(held, events[at])
+
+
 @pytest.mark.parametrize("size", [50, 2_000, 6_000])
 def test_ids_that_are_removed_and_inserted_again_are_found_once(size: int) -> None:
     """Also where a filter has several entries because of its list, and where positions are looked up by order."""

@@ -96,7 +96,12 @@ class Matching:
         self._where = where
         self._names = FilterNames()
         self._numbers: dict[str, int] = {}
-        self._items: deque[Match | Gap] = deque()
+        self._items: deque[Arrived | Gap] = deque()
+        """What has come and was not taken. Names and attributes are looked up when it is taken: until then an event
+        takes little memory, and its hundreds of names are still in the processor's cache when the application reads
+        them."""
+        self._named: deque[Match | Gap] = deque()
+        """What came before those, and has its names already because filters have gone since."""
         self._bytes = 0
         self._waiter: asyncio.Future[None] | None = None
         self._error: ShoalError | None = None
@@ -121,6 +126,7 @@ class Matching:
     async def aclose(self) -> None:
         """End the filters; events that have arrived can still be taken."""
         self._closed = True
+        self._name_all()
         self._matching.closed(self, list(self._numbers.values()))
         self._names = FilterNames()
         self._numbers.clear()
@@ -177,6 +183,7 @@ class Matching:
         self._drop(names)
 
     def _drop(self, names: Iterable[str]) -> None:
+        self._name_all()
         numbers = [self._numbers.pop(name) for name in names]
         for number in numbers:
             self._names.drop(number)
@@ -193,7 +200,7 @@ class Matching:
         return self
 
     async def __anext__(self) -> Match | Gap:
-        while not self._items:
+        while not self.waiting:
             if self._closed:
                 raise StopAsyncIteration
             if self._error is not None:
@@ -205,8 +212,8 @@ class Matching:
                 await self._waiter
             finally:
                 self._waiter = None
-        item = self._items.popleft()
-        if isinstance(item, Match):
+        item = self._named.popleft() if self._named else self._with_names(self._items.popleft())
+        if type(item) is Match:
             self._bytes -= len(item.payload)
         if not self.is_full:
             self._matching.made_room()
@@ -223,26 +230,33 @@ class Matching:
     @property
     def waiting(self) -> int:
         """Number of items that have arrived and were not taken."""
-        return len(self._items)
+        return len(self._items) + len(self._named)
 
     @property
     def is_full(self) -> bool:
         """Whether the reader must take items before more are read from the engine."""
         limits = self._matching.limits
-        return len(self._items) >= limits.inbox_messages_max or self._bytes >= limits.inbox_bytes_max
+        return self.waiting >= limits.inbox_messages_max or self._bytes >= limits.inbox_bytes_max
 
     # Called by BusMatching
 
-    def deliver(self, arrived: Arrived, packed: bytes) -> None:
-        """An event matches filters of this reader, with these numbers."""
-        event = arrived.delivery
-        matched = self._names.of(packed)
-        attributes = decode_matched_event(event.attributes)
-        self._items.append(
-            Match("", event.payload, event.emitter, event.number, event.time_us, attributes or None, matched=matched)
-        )
-        self._bytes += len(event.payload)
+    def deliver(self, arrived: Arrived) -> None:
+        """An event matches filters of this reader."""
+        self._items.append(arrived)
+        self._bytes += len(arrived.delivery.payload)
         self._wake()
+
+    def _with_names(self, item: Arrived | Gap) -> Match | Gap:
+        if isinstance(item, Gap):
+            return item
+        event, matched = item.delivery, self._names.of(item.matched)
+        attributes = decode_matched_event(event.attributes) or None
+        return Match("", event.payload, event.emitter, event.number, event.time_us, attributes, matched=matched)
+
+    def _name_all(self) -> None:
+        """Filters are about to go: looks up their names for what has come before."""
+        while self._items:
+            self._named.append(self._with_names(self._items.popleft()))
 
     def missed(self, reason: str) -> None:
         """Events may be missing here, if the reader has filters."""
@@ -489,14 +503,14 @@ class BusMatching:
     def _act(self, effect: Effect) -> None:
         if isinstance(effect, Arrived):
             if len(self._readers) == 1:  # all filters are its own
-                next(iter(self._readers)).deliver(effect, effect.matched)
+                next(iter(self._readers)).deliver(effect)
                 return
             by_reader: dict[Matching, list[int]] = {}
             for number in effect.numbers:
                 if (found := self._reader_of.get(number)) is not None:
                     by_reader.setdefault(found, []).append(number)
             for reader, numbers in by_reader.items():
-                reader.deliver(effect, pack(numbers))
+                reader.deliver(Arrived(effect.delivery, pack(numbers)))
         elif isinstance(effect, NowTaken):
             while self._taken and self._taken[0][0] <= effect.number:
                 resolve(self._taken.popleft()[1])

@@ -74,7 +74,7 @@ class FilterNames:
     def of(self, packed: bytes) -> tuple[str, ...]:
         """The names of some packed numbers; there is at least one."""
         if self._array is not None and len(packed) >= FOUND_MIN * NUMBER_BYTES:
-            return tuple(self._names[self._array.frombuffer(packed, "<u4")].tolist())
+            return tuple(self._names.take(self._array.frombuffer(packed, "<u4")).tolist())
         numbers = unpack(packed)
         if len(numbers) == 1:
             return (self._names[numbers[0]],)

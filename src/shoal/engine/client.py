@@ -15,6 +15,8 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from shoal.engine import messages
 from shoal.engine.messages import (
     Add,
@@ -63,8 +65,8 @@ EMITTERS_MAX: Final = 65_536
 """Emitters whose last number a client remembers."""
 
 
-class Arrived(NamedTuple):
-    """An event for the readers of some filters."""
+class Arrived(msgspec.Struct, frozen=True, gc=False):
+    """An event for the readers of some filters. Thousands may wait: the garbage collector need not look at them."""
 
     delivery: Delivery
     matched: bytes

@@ -89,7 +89,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
     """All filters that the client had when it opened the conversation are presented."""
 
 
-class Event(msgspec.Struct, frozen=True, array_like=True, tag=5):
+class Event(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     """One event, with its attributes in MessagePack. Numbers are contiguous in the life of a client."""
 
     number: int
@@ -144,7 +144,7 @@ class Refused(msgspec.Struct, frozen=True, array_like=True, tag=3):
     reason: str
 
 
-class Delivery(msgspec.Struct, frozen=True, array_like=True, tag=4):
+class Delivery(msgspec.Struct, frozen=True, array_like=True, tag=4, gc=False):
     """An event, named by its emitter and number, and the numbers of this client's filters that it matches (see
     `unpack`)."""
 
@@ -187,7 +187,7 @@ class Dropped(msgspec.Struct, frozen=True, array_like=True, tag=9):
     conversation: int
 
 
-class Matched(msgspec.Struct, frozen=True, array_like=True, tag=10):
+class Matched(msgspec.Struct, frozen=True, array_like=True, tag=10, gc=False):
     """Numbers of this client's filters that the event of the next Delivery matches, if they are very many."""
 
     emitter: int

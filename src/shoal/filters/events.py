@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -16,7 +17,17 @@ import msgspec
 from shoal.errors import EventError, FilterError
 from shoal.filters.arrays import ARRAY_TYPES, combinations_of
 from shoal.filters.reader import Reader
-from shoal.filters.values import Event, Value, canonical, native, problem_of, problem_of_name
+from shoal.filters.values import (
+    INTEGER_MAX,
+    INTEGER_MIN,
+    Event,
+    Value,
+    canonical,
+    canonical_number,
+    native,
+    problem_of,
+    problem_of_name,
+)
 from shoal.limits import DEFAULT_LIMITS, Limits
 
 _NO_LIMITS: Final = Limits(attributes_max=sys.maxsize, attribute_name_bytes_max=sys.maxsize)
@@ -102,25 +113,33 @@ def plain_event(attributes: Event) -> dict[str, Any]:
 
 
 def _checked(attributes: Event, limits: Limits) -> dict[str, Any]:
-    if not isinstance(attributes, Mapping):
+    if type(attributes) is not dict and not isinstance(attributes, Mapping):
         raise EventError(f"an event is a mapping of names to values, not something of type {type(attributes).__name__}")
     event: dict[str, Any] = {}
+    has_array, name_max = False, limits.attribute_name_bytes_max
     for name, value in attributes.items():
-        if problem := problem_of_name(name, limits):
-            raise EventError(problem)
-        if value is None:
-            continue
-        if isinstance(value, ARRAY_TYPES):
+        # Nearly all names and values are recognized without a call: emitters check every event.
+        if type(name) is not str or not name.isascii() or not 0 < len(name) <= name_max:
+            if problem := problem_of_name(name, limits):
+                raise EventError(problem)
+            name = str.__str__(name)
+        kind = type(value)
+        if (kind is int and INTEGER_MIN <= value <= INTEGER_MAX) or (kind is str and value.isascii()) or kind is bool:
+            event[name] = value
+        elif kind is float and isfinite(value):
+            event[name] = canonical_number(value)
+        elif isinstance(value, ARRAY_TYPES):
+            has_array = True
             elements = [_element(name, each, " has an element that") for each in value if each is not None]
             if elements:
-                event[str.__str__(name)] = elements
-            continue
-        event[str.__str__(name)] = _element(name, value)
+                event[name] = elements
+        elif value is not None:
+            event[name] = _element(name, value)
     if len(event) > limits.attributes_max:
         raise EventError(
             f"an event has at most attributes_max={limits.attributes_max} attributes, this one has {len(event)}"
         )
-    if combinations_of(event) > limits.array_combinations_max:
+    if has_array and combinations_of(event) > limits.array_combinations_max:
         raise EventError(
             f"the arrays of an event have {combinations_of(event)} combinations of elements, "
             f"more than array_combinations_max={limits.array_combinations_max}",

@@ -8,7 +8,8 @@ next one reads: boxes around chunks, then boxes of entries, then further attribu
 
 In a batch, grid runs are not searched at once. A *probe* records that an event has to search a run, with a row of the
 event's cells in that segment. The probes of one run are then searched together, while its groups are in the processor's
-cache. Probe 0 is an event that is matched alone.
+cache. Probe 0 is an event that is matched alone. Each probe has a *lane*: the cells of all lanes on an attribute, a
+column, are beside each other, so that one comparison tells which of 64 events are inside a box.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.evaluator import entry_holds
 from shoal.filters.index.event_row import select_row
 from shoal.filters.index.intrinsics import (
+    LANES,
     UNBOUNDED,
+    count_bits,
     i64,
     i64_at,
+    lanes_within,
     prefetch,
     strictly_within,
     trailing_zeros,
@@ -43,6 +47,7 @@ from shoal.filters.index.kernel_context import (
     R_ATTRIBUTES,
     R_CANDIDATES,
     R_CELLS,
+    R_COLUMNS,
     R_EVENT,
     R_NEXT_PROBE,
     R_PENDING,
@@ -67,6 +72,9 @@ ACCEPTED: Final = np.uint64(1 << 32)
 PROBE_SHIFT: Final = 40
 """A candidate is its entry | `ACCEPTED` | its probe << `PROBE_SHIFT`."""
 LOW_32: Final = np.uint64(0xFFFFFFFF)
+LANES_MIN: Final = 24
+"""So many lanes are compared with a box at once. Fewer are compared with 32 boxes at once, one after the other; so are
+fewer lanes than there are boxes."""
 _CELL_BITS: Final = 24
 _LINE: Final = 64
 _BOX_LINES: Final = grid.CHUNK * grid.COLUMNS // _LINE
@@ -237,7 +245,7 @@ def add_group(context: int, block: int, group: int, chunk_boxes: int, own: np.ui
         for chunk in range(chunks):
             pending = add_chunk(queue, pending, at + grid.CHUNK_BYTES * chunk, first + grid.CHUNK * chunk, own)
         return pending
-    step = (chunks + grid.CHUNK - 1) & ~(grid.CHUNK - 1)
+    step = padded(chunks)
     for batch in range(0, chunks, grid.CHUNK):
         left = inside_boxes(chunk_boxes + batch, step, own)
         while left != 0:
@@ -251,6 +259,12 @@ def add_group(context: int, block: int, group: int, chunk_boxes: int, own: np.ui
 def chunks_of(block: int, group: int) -> int:
     """Number of chunks of a group."""
     return (i64(u32_part(block, layout.P_GROUPS)[4 * group + 2]) + grid.CHUNK - 1) // grid.CHUNK
+
+
+@part
+def padded(chunks: int) -> int:
+    """The distance between the columns of the boxes around chunks."""
+    return (chunks + grid.CHUNK - 1) & ~(grid.CHUNK - 1)
 
 
 @part
@@ -372,43 +386,92 @@ def match_grid(context: int, block: int, run: int, used: int, segment: int) -> i
     return emit_pending(context, block, pending, used, segment)
 
 
+@kernel
+def set_lanes(context: int, queued: Any, is_end: bool) -> None:
+    """Gives each of some probes a lane, or at the end clears the lanes."""
+    probes, columns = probes_at(context), u8_at(root(context, R_COLUMNS), UNBOUNDED)
+    for lane, probe in enumerate(queued):
+        select_row(context, probes[PROBE_WORDS * probe + 2])
+        present, own = i64_at(root(context, R_PRESENT), UNBOUNDED), cells_at(context, probe)
+        for i in range(root(context, R_PRESENT_COUNT)):
+            columns[LANES * present[i] + lane] = 0 if is_end else own[present[i]]
+
+
 @part
-def probes_with(context: int, attribute: int, queued: Any, wanted: Any) -> int:
-    """Collects the probes whose events have an attribute. Returns their number."""
-    count = 0
-    for probe in queued:
-        wanted[count] = probe
-        count += i64(cells_at(context, probe)[attribute] != 0)
-    return count
+def lanes_with_all(a: int, b: int, c: int) -> Any:
+    """The lanes whose events have three attributes. The addresses of their columns are given."""
+    least, most = np.uint8(grid.FIRST_CELL), np.uint8(255)
+    return lanes_within(a, least, most) & lanes_within(b, least, most) & lanes_within(c, least, most)
+
+
+@part
+def lanes_inside(a: int, b: int, c: int, box: int, step: int) -> Any:
+    """The lanes whose cells are inside a box. The bytes of the box are `step` apart."""
+    sides = u8_at(box, UNBOUNDED)
+    inside_a, inside_b = lanes_within(a, sides[0], sides[step]), lanes_within(b, sides[2 * step], sides[3 * step])
+    return inside_a & inside_b & lanes_within(c, sides[4 * step], sides[5 * step])
+
+
+@part
+def cells_of(a: int, b: int, c: int, lane: int, probe: int) -> Any:
+    """The three cells of a lane, and its probe."""
+    joined = join_cells(u8_at(a, LANES)[lane], u8_at(b, LANES)[lane], u8_at(c, LANES)[lane])
+    return joined | (np.uint64(probe) << np.uint64(_CELL_BITS))
 
 
 @kernel
 def match_grid_batch(context: int, block: int, run: int, queued: Any, found: int) -> int:
     """Matches several events with a run, group by group, so that each group is read from memory once. `queued` are the
     probes. Returns the number of words used for ids, or a negative code."""
+    for first in range(0, len(queued), LANES):
+        lanes = queued[first : first + LANES]
+        set_lanes(context, lanes, False)
+        found = match_lanes(context, block, run, lanes, found)
+        set_lanes(context, lanes, True)
+        if found < 0:
+            break
+    return found
+
+
+@kernel
+def match_lanes(context: int, block: int, run: int, queued: Any, found: int) -> int:
+    """Matches the events of all lanes with a run."""
     runs, buckets, groups = grid_parts(block)
-    pending, wanted = 0, np.empty(len(queued), np.int64)
+    columns, all_chunks = root(context, R_COLUMNS), part_address(block, layout.P_CHUNKS)
+    queue, pending = pending_at(context), 0
     for bucket in range(i64(runs[4 * run + 2]), i64(runs[4 * run + 3])):
-        a = i64(buckets[3 * bucket])
-        count = probes_with(context, a, queued, wanted)
-        if count == 0:
+        a = columns + LANES * i64(buckets[3 * bucket])
+        if lanes_with_all(a, a, a) == 0:
             continue
-        chunk_boxes = part_address(block, layout.P_CHUNK_BOXES) + _LINE * i64(buckets[3 * bucket + 2])
+        boxes = part_address(block, layout.P_CHUNK_BOXES) + _LINE * i64(buckets[3 * bucket + 2])
         for group in range(i64(buckets[3 * bucket + 1]), i64(buckets[3 * bucket + 4])):
             attributes, chunks = i64(groups[4 * group]), chunks_of(block, group)
-            b, c = attributes & 0xFFFF, attributes >> 16
-            for probe in wanted[:count]:
-                if pending + chunks > PENDING_MAX:
-                    found = find_pending_ids(context, block, pending, found)
-                    pending = 0
-                    if found < 0:
-                        return found
-                own = cells_at(context, probe)
-                joined = join_cells(own[a], own[b], own[c])
-                if joined != 0:
-                    joined |= np.uint64(probe) << np.uint64(_CELL_BITS)
-                    pending = add_group(context, block, group, chunk_boxes, joined, pending)
-            chunk_boxes += grid.chunk_boxes_bytes(chunks)
+            b, c = columns + LANES * (attributes & 0xFFFF), columns + LANES * (attributes >> 16)
+            present = lanes_with_all(a, b, c)
+            if count_bits(present) < min(chunks, LANES_MIN):
+                while present != 0:
+                    if pending + chunks > PENDING_MAX:
+                        found, pending = find_pending_ids(context, block, pending, found), 0
+                    lane = i64(trailing_zeros(present))
+                    present &= present - np.uint64(1)
+                    own = cells_of(a, b, c, lane, queued[lane])
+                    pending = add_group(context, block, group, boxes, own, pending)
+            else:
+                first, at = i64(groups[4 * group + 1]), all_chunks + _LINE * i64(groups[4 * group + 3])
+                for chunk in range(chunks):
+                    if pending + LANES > PENDING_MAX:
+                        found, pending = find_pending_ids(context, block, pending, found), 0
+                    left = lanes_inside(a, b, c, boxes + chunk, padded(chunks)) if chunks > grid.CHUNKS_FEW else present
+                    while left != 0:
+                        lane = i64(trailing_zeros(left))
+                        left &= left - np.uint64(1)
+                        own = cells_of(a, b, c, lane, queued[lane])
+                        pending = add_chunk(
+                            queue, pending, at + grid.CHUNK_BYTES * chunk, first + grid.CHUNK * chunk, own
+                        )
+            if found < 0:
+                return found
+            boxes += grid.chunk_boxes_bytes(chunks)
     return find_pending_ids(context, block, pending, found)
 
 

@@ -29,7 +29,10 @@ from shoal.wire.raw_bytes import part, stamped
 
 VECTOR_BYTES: Final = 32
 """Bytes that one vector comparison takes."""
+LANES: Final = 64
+"""Bytes that are compared with one interval together."""
 _BYTES: Final = ir.VectorType(ir.IntType(8), VECTOR_BYTES)
+_LANES: Final = ir.VectorType(ir.IntType(8), LANES)
 _I32: Final = ir.IntType(32)
 _WORD: Final = ir.IntType(64)
 UNBOUNDED: Final = 1 << 40
@@ -50,6 +53,14 @@ def _trailing_zeros(_context: Any, word: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.uint64(types.uint64), codegen
+
+
+@intrinsic
+def _count_bits(_context: Any, word: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.ctpop(arguments[0])
+
+    return types.int64(types.uint64), codegen
 
 
 @intrinsic
@@ -75,6 +86,8 @@ def _copy_bytes(_context: Any, to: Any, source: Any, size: Any) -> Any:
 pointer: Final = cast(Any, _pointer)
 trailing_zeros: Final = cast(Any, _trailing_zeros)
 """The number of trailing zero bits of a 64-bit word that is not 0."""
+count_bits: Final = cast(Any, _count_bits)
+"""The number of bits of a 64-bit word that are 1."""
 swap_bytes: Final = cast(Any, _swap_bytes)
 """A 64-bit word with its bytes in the opposite order."""
 copy_bytes: Final = cast(Any, _copy_bytes)
@@ -124,14 +137,14 @@ def i64(number: Any) -> int:
     return np.int64(number)  # type: ignore[return-value]
 
 
-def _vector_at(builder: Any, address: Any) -> Any:
-    return builder.load(builder.inttoptr(address, _BYTES.as_pointer()), align=1)
+def _vector_at(builder: Any, address: Any, kind: Any = _BYTES) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), align=1)
 
 
-def _all_of(builder: Any, byte: Any) -> Any:
-    one = builder.insert_element(ir.Constant(_BYTES, ir.Undefined), byte, _I32(0))
-    everywhere = ir.Constant(ir.VectorType(_I32, VECTOR_BYTES), [0] * VECTOR_BYTES)
-    return builder.shuffle_vector(one, ir.Constant(_BYTES, ir.Undefined), everywhere)
+def _all_of(builder: Any, byte: Any, kind: Any = _BYTES) -> Any:
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), byte, _I32(0))
+    everywhere = ir.Constant(ir.VectorType(_I32, kind.count), [0] * kind.count)
+    return builder.shuffle_vector(one, ir.Constant(kind, ir.Undefined), everywhere)
 
 
 def _between(order: str) -> Any:
@@ -156,6 +169,22 @@ within: Final = cast(Any, _between("<="))
 """(lows, highs, byte): bit i says whether low i <= byte <= high i, for 32 bytes at each of two addresses."""
 strictly_within: Final = cast(Any, _between("<"))
 """The same with low i < byte < high i."""
+
+
+@intrinsic
+def _lanes_within(_context: Any, at: Any, low: Any, high: Any) -> Any:
+    def codegen(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        at, low, high = arguments
+        above = builder.sub(_vector_at(builder, at, _LANES), _all_of(builder, low, _LANES))
+        inside = builder.icmp_unsigned("<=", above, _all_of(builder, builder.sub(high, low), _LANES))
+        return builder.bitcast(inside, _WORD)
+
+    return types.uint64(types.int64, types.uint8, types.uint8), codegen
+
+
+lanes_within: Final = cast(Any, _lanes_within)
+"""(address, low, high): bit i says whether low <= byte i <= high, for 64 bytes at an address. `low` is not above
+`high`."""
 
 
 @intrinsic

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shoal.filters.index.hash_tables import T_WORDS, StringTable
-from shoal.filters.index.intrinsics import UNBOUNDED, VECTOR_BYTES, f64_at, i64, i64_at, u8_at
+from shoal.filters.index.intrinsics import LANES, UNBOUNDED, VECTOR_BYTES, f64_at, i64, i64_at, u8_at
 from shoal.filters.views import folds
 from shoal.wire.raw_bytes import PADDING_BYTES, part
 
@@ -69,7 +69,9 @@ R_VIEWS: Final = 43
 """The rows of views, by the row of their attribute (see `view_rows`)."""
 R_FOLDS: Final = 44
 """The characters that fold to another one, sorted, and then the others; after it their number."""
-R_FIRST_SEGMENT: Final = 46
+R_COLUMNS: Final = 46
+"""The cells of the lanes of a run, by attribute (see `grid_matcher`)."""
+R_FIRST_SEGMENT: Final = 47
 """From here on, for each segment: the address of its block, that of its dead positions, and the size of the latter in
 words. The record buffer comes last."""
 SEGMENT_ROOTS: Final = 3
@@ -243,6 +245,7 @@ class Workspace:
         places = [each for place in ROW_ROOTS for each in _first_and_step(self._row[place])]
         self._row[R_ROWS] = np.array([*places, *[0] * batch], np.int64)
         self._row[R_CELLS] = np.zeros((PROBES_MAX if batch > 1 else 1, attributes), np.uint8)
+        self._row[R_COLUMNS] = np.zeros((attributes if batch > 1 else 1, LANES), np.uint8)
         self._row[R_VIEWS] = np.concatenate([np.zeros(1, np.int64), np.full(VIEW_KINDS * attributes, -1)])
         self._row[R_SPANS] = np.zeros(self._span_words, np.int64)
 
