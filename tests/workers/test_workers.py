@@ -233,6 +233,32 @@ async def test_any_exception_fails_the_job_also_one_without_a_text(place: Place)
     assert reasons == {"UnprintableError: its text cannot be read: RuntimeError", "GeneratorExit: "}
 
 
+async def test_a_plain_function_that_returns_what_should_run_fails(place: Place) -> None:
+    """Not done: nothing of the handler has run."""
+    app = shoal.App()
+
+    async def send(job: Job) -> None:
+        pass
+
+    @app.worker("mail", retry=SOON)
+    def wrapped(job: Job) -> object:
+        return send(job)
+
+    @app.worker("orders", retry=SOON)
+    def handle(job: Job) -> Iterator[None]:
+        yield
+
+    mail, orders = await place.create("mail", attempts_max=1), await place.create("orders", attempts_max=1)
+    await mail.put(b"")
+    await orders.put(b"")
+    ended = await place.run(app)
+    assert (ended["mail"].dead, ended["orders"].dead) == (1, 1)
+    reasons = [letter.reason for queue in (mail, orders) for letter in await queue.dead()]
+    assert reasons == [
+        f"TypeError: the handler returned a {kind}: write `async def handle(job)`" for kind in ("coroutine", "generator")
+    ]
+
+
 async def test_a_handler_that_cancels_itself_fails(place: Place) -> None:
     app = shoal.App()
 
