@@ -347,6 +347,21 @@ async def test_follow_ups_are_stored_once_even_if_the_job_runs_again(store: Redi
         assert (await first.stats()).messages == 0
 
 
+async def test_a_job_keeps_its_follow_ups_until_they_are_stored(store: RedisServer) -> None:
+    async with client_of(store, queue_put_timeout_s=0.1) as client:
+        first, full = await client.create("kept-1"), await client.create("kept-2", messages_max=1)
+        await full.put(b"in the way")
+        await first.put(b"go")
+        async with first.take() as jobs:
+            job = await anext(jobs)
+            job.put(b"next", queue="kept-2")
+            with pytest.raises(QueueFullError):
+                await job.done()
+            await full.purge()
+            await job.done()
+        assert [message.payload for message in await full.peek()] == [b"next"]
+
+
 async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("delayed")

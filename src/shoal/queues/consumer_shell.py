@@ -234,9 +234,8 @@ class JobStream:
     async def job_done(self, job: Job, confirm: bool) -> None:
         """End a job, after its follow-ups are stored."""
         self._check_held(job.core)
-        if job.follow_ups:
-            staged, job.follow_ups = job.follow_ups, []
-            await self._put(staged)
+        if job.follow_ups:  # they stay staged: if one is refused, the application may call `done` again
+            await self._put(job.follow_ups)
             self._check_held(job.core)
         job.core.key.core.done(job.core, self._loop.time())
         if confirm:
