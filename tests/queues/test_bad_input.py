@@ -362,6 +362,44 @@ async def test_a_job_keeps_its_follow_ups_until_they_are_stored(store: RedisServ
         assert [message.payload for message in await full.peek()] == [b"next"]
 
 
+async def test_the_pause_after_many_attempts_is_the_longest_one(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("many-attempts", attempts_max=5000)
+        await queue.put(b"x")
+        async with queue.take() as jobs:
+            job = await anext(jobs)
+            job.core.attempt = 2000
+            await job.fail("again")
+        assert [status.state for status in await queue.keys()] == ["retry"]
+
+
+@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan")])
+async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: float) -> None:
+    async with client_of(store) as client:
+        with pytest.raises(ConfigError, match="seconds above 0"):
+            client.queue("ack-timeout").take(ack_timeout=ack_timeout)
+
+
+@pytest.mark.parametrize("number", ["1", "one", "-1-0", "9" * 30 + "-0", "1-0\n"])
+async def test_a_name_that_no_dead_letter_can_have_names_none(store: RedisServer, number: str) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("no-dead-letter")
+        (place,) = await queue._stores_with_shards()
+        assert not await queue.replay(f"{number}@{place}")
+        assert await queue.forget(f"{number}@{place}", "1-0") == 0
+
+
+async def test_views_show_as_much_as_asked(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("views", shards=1, messages_max=1000)
+        await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(600)])
+        assert [message.payload for message in await queue.peek("k", 500)] == [b"%d" % n for n in range(500)]
+        assert len(await queue.peek("k", 700)) == 600
+        assert await queue.peek("k", -1) == []
+        await queue.put_many([NewMessage(b"x", key=f"k{n}") for n in range(399)])
+        assert len(await queue.keys(1000)) == 400
+
+
 async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("delayed")

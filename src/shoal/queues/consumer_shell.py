@@ -24,6 +24,8 @@ from shoal.runtime import TIMER_GRAIN_S
 RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
 """Pause before a failed message comes again, by default: it doubles with each attempt."""
+RETRY_DOUBLINGS_MAX: Final = 64
+"""The pause doubles at most this often, so that the power stays a finite number."""
 
 _log: Final = get_log(__name__)
 
@@ -248,7 +250,10 @@ class JobStream:
         self._check_held(job.core)
         if not isinstance(reason, str):
             raise TypeError(f"a reason is text, not {type(reason).__name__}: use str(...)")
-        delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (job.attempt - 1)) if retry_in is None else retry_in
+        if retry_in is None:
+            delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** min(job.attempt - 1, RETRY_DOUBLINGS_MAX))
+        else:
+            delay_s = retry_in
         if isinstance(delay_s, int | float) and delay_s < 0:
             delay_s = 0.0
         check_delay(delay_s, "retry_in")
