@@ -254,9 +254,8 @@ async def test_a_plain_function_that_returns_what_should_run_fails(place: Place)
     ended = await place.run(app)
     assert (ended["mail"].dead, ended["orders"].dead) == (1, 1)
     reasons = [letter.reason for queue in (mail, orders) for letter in await queue.dead()]
-    assert reasons == [
-        f"TypeError: the handler returned a {kind}: write `async def handle(job)`" for kind in ("coroutine", "generator")
-    ]
+    advice = "write `async def handle(job)`"
+    assert reasons == [f"TypeError: the handler returned a {kind}: {advice}" for kind in ("coroutine", "generator")]
 
 
 async def test_a_handler_that_cancels_itself_fails(place: Place) -> None:
