@@ -53,7 +53,7 @@ class Written:
 async def written_on(server: RedisServer) -> AsyncIterator[Written]:
     connection = Connection(server.host, server.port, username=None, password=None, name="meter", dial=PRODUCTION.dial)
     await connection.open()
-    await connection.ask(*((b"SCRIPT", b"LOAD", script.text) for script in load_scripts().of_agent))  # as the agent does
+    await connection.ask(*((b"SCRIPT", b"LOAD", script.text) for script in load_scripts().of_agent))  # as agents do
     try:
         yield Written(server, connection)
     finally:
