@@ -189,6 +189,18 @@ async def test_queues_have_the_limits_that_a_test_gives_them() -> None:
             await bus.create("mail")
 
 
+async def test_an_application_creates_its_queues_as_on_a_cluster() -> None:
+    async with queues({"mail": QueueSettings(messages_max=1)}) as bus:
+        orders, mail = bus.queue("orders"), bus.queue("mail")
+        assert await orders.create(QueueSettings(attempts_max=7))
+        assert not await orders.create(QueueSettings(attempts_max=8))
+        assert not await mail.create(QueueSettings(messages_max=2))
+        assert (await orders.stats()).settings.attempts_max == 7
+        assert (await mail.stats()).settings.messages_max == 1
+        with pytest.raises(shoal.errors.ConfigError):
+            await bus.queue("stock").create(QueueSettings(attempts_max=0))
+
+
 async def test_a_paused_queue_has_nothing_to_do() -> None:
     app, seen = failing_app()
     async with queues() as bus:
