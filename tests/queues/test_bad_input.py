@@ -87,6 +87,8 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             NewMessage(b"2", key="a"),
             NewMessage(b"3", key="b"),
             NewMessage(b"4", key=""),
+            NewMessage(b"5", key="c", id=""),
+            NewMessage(b"6", key="c"),
         ]
         result = await queue.put_many([*given, *[b"more"] * 600, NewMessage(b"x" * 1001)])
         found = [(position, type(error)) for position, error in result.refused]
@@ -94,7 +96,9 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             (1, PayloadTooLargeError),
             (2, PayloadTooLargeError),  # it would overtake an earlier message of its key
             (4, QueueNameError),
-            (605, PayloadTooLargeError),
+            (5, QueueNameError),
+            (6, QueueNameError),  # likewise
+            (607, PayloadTooLargeError),
         ]
         assert result.accepted == (await queue.stats()).messages == 602
 

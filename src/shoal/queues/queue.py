@@ -304,8 +304,9 @@ class Queue:
                 outgoing = self._encode(message)
             except (PublishError, QueueNameError) as error:
                 refused.append((position, error))
-                if message.key is not None and not isinstance(error, QueueNameError):
-                    stopped.setdefault(check_key(message.key), error)
+                if message.key is not None:
+                    with contextlib.suppress(QueueNameError):  # an invalid key has no other messages
+                        stopped.setdefault(check_key(message.key), error)
                 continue
             if outgoing.key in stopped:
                 refused.append((position, stopped[outgoing.key]))
