@@ -115,7 +115,7 @@ elseif operation == 'peek' and #ARGV == 5 and is_shard(ARGV[2]) and is_key(ARGV[
   return in_pages(function(_, had, page)
     return redis.call('LRANGE', name, text(start + had), text(start + had + page - 1))
   end, string.len)
-elseif operation == 'dead' and #ARGV == 3 and (ARGV[2] == '' or string.match(ARGV[2], '^%d+%-%d+$')) then
+elseif operation == 'dead' and #ARGV == 3 and (ARGV[2] == '' or is_entry(ARGV[2])) then
   return in_pages(function(last, _, page)
     local start = last and '(' .. last[1] or ARGV[2] == '' and '-' or '(' .. ARGV[2]
     return redis.call('XRANGE', prefix .. 'dead', start, '+', 'COUNT', text(page))
