@@ -94,6 +94,10 @@ class Worker:
     """Jobs that are fetched ahead; None: as many as `concurrency`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.retry, Backoff):
+            raise ConfigError(
+                f"the worker of queue {self.queue} has retry={self.retry!r}", do="give a Backoff: shoal.Backoff(1, 60)"
+            )
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ConfigError(
                 f"the worker of queue {self.queue} has concurrency={self.concurrency}",
