@@ -393,6 +393,21 @@ async def test_a_name_that_no_dead_letter_can_have_names_none(store: RedisServer
         assert await queue.forget(f"{number}@{place}", "1-0") == 0
 
 
+async def test_a_key_that_was_given_back_is_ready_and_does_not_wait_for_a_retry(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("given-back")
+        await queue.put_many([NewMessage(b"x", key="failed"), NewMessage(b"x", key="returned")])
+        async with queue.take() as jobs:
+            for job in [await anext(jobs), await anext(jobs)]:
+                if job.key == b"failed":
+                    await job.fail("later", retry_in=60)
+                else:
+                    await job.extend()  # the store knows now that it was started
+        states = {status.key: (status.state, status.attempts) for status in await queue.keys()}
+        assert states == {b"failed": ("retry", 1), b"returned": ("ready", 1)}
+        assert (await queue.stats()).ready == 1
+
+
 async def test_views_show_as_much_as_asked(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("views", shards=1, messages_max=1000)
