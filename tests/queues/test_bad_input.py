@@ -273,6 +273,36 @@ async def test_a_job_ends_once_and_a_purged_one_is_lost(store: RedisServer) -> N
             await queue.stats()
 
 
+async def test_each_call_about_a_job_waits_for_its_own_confirmation(store: RedisServer) -> None:
+    """A second `extend` left the first one waiting for ever, and its reply let `done` return too early."""
+    async with client_of(store) as client:
+        queue = await client.create("own-confirmation")
+        await queue.put(b"x")
+        async with queue.take() as jobs, asyncio.timeout(10):
+            job = await anext(jobs)
+            await asyncio.gather(*(job.extend() for _ in range(3)))
+            (lane,) = jobs._lanes.values()
+            run_turn, turns, go = lane.access.run_turn, asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+            async def slow_turn(arguments: list[bytes]) -> list[Any]:
+                turns.release()
+                await go.acquire()
+                return await run_turn(arguments)
+
+            lane.access.run_turn = slow_turn  # type: ignore[method-assign]
+            extending = asyncio.create_task(job.extend())
+            await turns.acquire()
+            done = asyncio.create_task(job.done())
+            go.release()
+            await extending
+            await turns.acquire()
+            assert not done.done(), "the turn that reports it is on its way"
+            go.release()
+            await done
+            lane.access.run_turn = run_turn  # type: ignore[method-assign]
+            go.release()
+
+
 async def test_a_paused_queue_gives_nothing_out_and_accepts_messages(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("paused")
