@@ -217,6 +217,25 @@ async def test_a_producer_that_waits_in_vain_is_told(store: RedisServer) -> None
             await queue.put(b"1", full="wait")
 
 
+async def test_a_put_that_is_cancelled_while_it_waits_for_room_is_withdrawn(store: RedisServer) -> None:
+    """It held back all other messages of the client until its time was over, or was stored later."""
+    async with client_of(store) as client:
+        queue = await client.create("withdrawn", messages_max=2, bytes_max=1000)
+        await queue.put(b"0")
+        for large in (b"x" * 2000, b"y" * 2000):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(queue.put(large, full="wait"), 0.2)
+        async with asyncio.timeout(5):
+            await queue.put(b"1")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(queue.put(b"2", full="wait"), 0.2)
+            await queue.purge()
+            await queue.put(b"3")
+        assert [message.payload for message in await queue.peek()] == [b"3"]
+        assert all(core.idle for core in queue.producers)
+        assert not queue._waiters
+
+
 async def test_full_dead_letters_halt_the_key_and_lose_nothing(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("full-dead", dead_max=1)

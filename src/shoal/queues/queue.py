@@ -46,7 +46,7 @@ from shoal.queues.message_format import (
     decode_message,
     encode_message,
 )
-from shoal.queues.producer import Outgoing, ProducerCore
+from shoal.queues.producer import WITHDRAWN, Outgoing, ProducerCore
 from shoal.queues.queue_state import STATE_FIELDS
 from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
@@ -335,7 +335,13 @@ class Queue:
             call = _PutCall(loop.create_future(), len(messages))
             self._waiters.update(dict.fromkeys(messages, call))
             self._route(messages)
-            await call.future
+            try:
+                await call.future
+            except asyncio.CancelledError:
+                for message in messages:
+                    message.give_up_at = WITHDRAWN
+                    self._waiters.pop(message, None)
+                raise
 
     def _encode(self, message: NewMessage) -> Outgoing:
         """A message as the store gets it, but for its shard. One without a key has a key of its own: its id, because
