@@ -368,14 +368,15 @@ async def test_a_handler_may_end_its_job_itself(place: Place) -> None:
     async def handle(job: Job) -> None:
         if job.payload == b"good":
             await job.done()
-        else:
-            await job.fail("bad", dead=True)
+            raise ValueError("it changes nothing any more")
+        await job.fail("bad", dead=job.payload == b"bad")
 
-    queue = await place.create("orders")
-    await queue.put_many([b"good", b"bad"])
-    await place.run(app)
+    queue = await place.create("orders", attempts_max=1)
+    await queue.put_many([b"good", b"bad", b"last attempt"])
+    ended = await place.run(app)
     assert (await queue.stats()).messages == 0
-    assert [letter.reason for letter in await queue.dead()] == ["bad"]
+    assert [letter.reason for letter in await queue.dead()] == ["bad", "bad"]
+    assert ended["orders"] == WorkerStatistics(done=1, dead=2)
 
 
 async def test_a_lost_job_cancels_its_handler_and_is_no_failure(place: Place) -> None:

@@ -317,7 +317,8 @@ class WorkerRun:
         """Tell the store how the job ended, unless the handler has done so."""
         try:
             if _has_ended(job) and not job.lost:
-                self._note("done" if error is None else "failed")
+                last = job.ended_as == "failed" and job.attempt >= self._attempts_max
+                self._note("dead" if last else job.ended_as)
                 return
             if error is None:
                 try:
