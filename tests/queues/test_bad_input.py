@@ -87,6 +87,8 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             NewMessage(b"2", key="a"),
             NewMessage(b"3", key="b"),
             NewMessage(b"4", key=""),
+            NewMessage(b"5", key="c", id=""),
+            NewMessage(b"6", key="c"),
         ]
         result = await queue.put_many([*given, *[b"more"] * 600, NewMessage(b"x" * 1001)])
         found = [(position, type(error)) for position, error in result.refused]
@@ -94,7 +96,9 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             (1, PayloadTooLargeError),
             (2, PayloadTooLargeError),  # it would overtake an earlier message of its key
             (4, QueueNameError),
-            (605, PayloadTooLargeError),
+            (5, QueueNameError),
+            (6, QueueNameError),  # likewise
+            (607, PayloadTooLargeError),
         ]
         assert result.accepted == (await queue.stats()).messages == 602
 
@@ -213,6 +217,25 @@ async def test_a_producer_that_waits_in_vain_is_told(store: RedisServer) -> None
             await queue.put(b"1", full="wait")
 
 
+async def test_a_put_that_is_cancelled_while_it_waits_for_room_is_withdrawn(store: RedisServer) -> None:
+    """It held back all other messages of the client until its time was over, or was stored later."""
+    async with client_of(store) as client:
+        queue = await client.create("withdrawn", messages_max=2, bytes_max=1000)
+        await queue.put(b"0")
+        for large in (b"x" * 2000, b"y" * 2000):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(queue.put(large, full="wait"), 0.2)
+        async with asyncio.timeout(5):
+            await queue.put(b"1")
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(queue.put(b"2", full="wait"), 0.2)
+            await queue.purge()
+            await queue.put(b"3")
+        assert [message.payload for message in await queue.peek()] == [b"3"]
+        assert all(core.idle for core in queue.producers)
+        assert not queue._waiters
+
+
 async def test_full_dead_letters_halt_the_key_and_lose_nothing(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = await client.create("full-dead", dead_max=1)
@@ -267,6 +290,36 @@ async def test_a_job_ends_once_and_a_purged_one_is_lost(store: RedisServer) -> N
         await queue.drop()
         with pytest.raises(QueueNotFoundError):
             await queue.stats()
+
+
+async def test_each_call_about_a_job_waits_for_its_own_confirmation(store: RedisServer) -> None:
+    """A second `extend` left the first one waiting for ever, and its reply let `done` return too early."""
+    async with client_of(store) as client:
+        queue = await client.create("own-confirmation")
+        await queue.put(b"x")
+        async with queue.take() as jobs, asyncio.timeout(10):
+            job = await anext(jobs)
+            await asyncio.gather(*(job.extend() for _ in range(3)))
+            (lane,) = jobs._lanes.values()
+            run_turn, turns, go = lane.access.run_turn, asyncio.Semaphore(0), asyncio.Semaphore(0)
+
+            async def slow_turn(arguments: list[bytes]) -> list[Any]:
+                turns.release()
+                await go.acquire()
+                return await run_turn(arguments)
+
+            lane.access.run_turn = slow_turn  # type: ignore[method-assign]
+            extending = asyncio.create_task(job.extend())
+            await turns.acquire()
+            done = asyncio.create_task(job.done())
+            go.release()
+            await extending
+            await turns.acquire()
+            assert not done.done(), "the turn that reports it is on its way"
+            go.release()
+            await done
+            lane.access.run_turn = run_turn  # type: ignore[method-assign]
+            go.release()
 
 
 async def test_a_paused_queue_gives_nothing_out_and_accepts_messages(store: RedisServer) -> None:
@@ -345,6 +398,74 @@ async def test_follow_ups_are_stored_once_even_if_the_job_runs_again(store: Redi
             await job.done()
         assert (await second.stats()).messages == 1
         assert (await first.stats()).messages == 0
+
+
+async def test_a_job_keeps_its_follow_ups_until_they_are_stored(store: RedisServer) -> None:
+    async with client_of(store, queue_put_timeout_s=0.1) as client:
+        first, full = await client.create("kept-1"), await client.create("kept-2", messages_max=1)
+        await full.put(b"in the way")
+        await first.put(b"go")
+        async with first.take() as jobs:
+            job = await anext(jobs)
+            job.put(b"next", queue="kept-2")
+            with pytest.raises(QueueFullError):
+                await job.done()
+            await full.purge()
+            await job.done()
+        assert [message.payload for message in await full.peek()] == [b"next"]
+
+
+async def test_the_pause_after_many_attempts_is_the_longest_one(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("many-attempts", attempts_max=5000)
+        await queue.put(b"x")
+        async with queue.take() as jobs:
+            job = await anext(jobs)
+            job.core.attempt = 2000
+            await job.fail("again")
+        assert [status.state for status in await queue.keys()] == ["retry"]
+
+
+@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan")])
+async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: float) -> None:
+    async with client_of(store) as client:
+        with pytest.raises(ConfigError, match="seconds above 0"):
+            client.queue("ack-timeout").take(ack_timeout=ack_timeout)
+
+
+@pytest.mark.parametrize("number", ["1", "one", "-1-0", "9" * 30 + "-0", "1-0\n"])
+async def test_a_name_that_no_dead_letter_can_have_names_none(store: RedisServer, number: str) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("no-dead-letter")
+        (place,) = await queue._stores_with_shards()
+        assert not await queue.replay(f"{number}@{place}")
+        assert await queue.forget(f"{number}@{place}", "1-0") == 0
+
+
+async def test_a_key_that_was_given_back_is_ready_and_does_not_wait_for_a_retry(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("given-back")
+        await queue.put_many([NewMessage(b"x", key="failed"), NewMessage(b"x", key="returned")])
+        async with queue.take() as jobs:
+            for job in [await anext(jobs), await anext(jobs)]:
+                if job.key == b"failed":
+                    await job.fail("later", retry_in=60)
+                else:
+                    await job.extend()  # the store knows now that it was started
+        states = {status.key: (status.state, status.attempts) for status in await queue.keys()}
+        assert states == {b"failed": ("retry", 1), b"returned": ("ready", 1)}
+        assert (await queue.stats()).ready == 1
+
+
+async def test_views_show_as_much_as_asked(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        queue = await client.create("views", shards=1, messages_max=1000)
+        await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(600)])
+        assert [message.payload for message in await queue.peek("k", 500)] == [b"%d" % n for n in range(500)]
+        assert len(await queue.peek("k", 700)) == 600
+        assert await queue.peek("k", -1) == []
+        await queue.put_many([NewMessage(b"x", key=f"k{n}") for n in range(399)])
+        assert len(await queue.keys(1000)) == 400
 
 
 async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:

@@ -187,6 +187,10 @@ def test_malformed_views_repairs_and_changes_change_nothing(target: Target) -> N
         (*repair, b"release", b"0"),
         (*repair, b"replay"),
         (*repair, b"purge", b"1025"),
+        *(
+            (*repair, operation, b"9" * 30 + b"-0") for operation in (b"replay", b"forget")
+        ),  # it reached the store as it was
+        ("look", b"dead", b"1-" + b"9" * 30, b"1"),
         (*repair, b"forget", *([b"1-0"] * 1024)),
         ("admin", b"configure", b"1"),
         ("admin", b"create", b"1"),

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from random import Random
+from typing import Any
 
 import pytest
 from tests.support.queue_store import client_of, store_server
@@ -16,7 +17,9 @@ from shoal.load.record import DATA_FIELD, TelemetryRecord, decode
 from shoal.load_kinds import KINDS
 from shoal.queues.agent.meter import StoreMeter
 from shoal.queues.agent.telemetry import StoreTelemetry
+from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.queue import NewMessage
+from shoal.queues.queue_state import unpack_state
 from shoal.queues.script_loader import load_scripts
 from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
@@ -33,6 +36,10 @@ class Written:
         self._telemetry = StoreTelemetry(self.meter, load_scripts(), lambda: self.queues, PRODUCTION)
         self._second = 1000
 
+    async def ask(self, *commands: tuple[bytes, ...]) -> list[Any]:
+        """The replies of the store to these commands."""
+        return await self._connection.ask(*commands)
+
     async def next(self) -> TelemetryRecord:
         """Writes one record, and reads it from the store."""
         self._second += 1
@@ -46,7 +53,7 @@ class Written:
 async def written_on(server: RedisServer) -> AsyncIterator[Written]:
     connection = Connection(server.host, server.port, username=None, password=None, name="meter", dial=PRODUCTION.dial)
     await connection.open()
-    await connection.ask((b"SCRIPT", b"LOAD", load_scripts().look.text))  # as the store's agent does
+    await connection.ask(*((b"SCRIPT", b"LOAD", script.text) for script in load_scripts().of_agent))  # as agents do
     try:
         yield Written(server, connection)
     finally:
@@ -108,6 +115,29 @@ async def test_a_shard_with_more_messages_is_seen_as_busier(store: RedisServer) 
         rows = (await written.next()).tables["queue"].rows()
         assert rows[b"busy/0"]["puts"] + rows[b"busy/1"]["puts"] == 9600
         assert rows[b"busy/0"]["puts"] == pytest.approx(7200, abs=1500)
+
+
+async def test_time_passes_in_a_queue_that_nobody_uses(store: RedisServer) -> None:
+    """Its clock advances by one second in a call, so without calls a delay would begin when a consumer comes."""
+    async with client_of(store) as client, written_on(store) as written:
+        later, quiet = await client.create("later"), await client.create("quiet")
+        written.queues = {b"later": (0,), b"quiet": (0,)}
+        await later.put(b"x", delay=2.5)
+        await quiet.put(b"x")
+
+        async def clocks() -> list[int]:
+            states = await written.ask(*((b"GET", KEY_PREFIX + name + b":state") for name in (b"later", b"quiet")))
+            return [unpack_state(state)[0] for state in states]
+
+        before = await clocks()
+        for _ in range(4):
+            await written.next()
+            await asyncio.sleep(0.9)
+        passed = [now - then for now, then in zip(await clocks(), before, strict=True)]
+        assert passed[0] == pytest.approx(2700, abs=300)
+        assert passed[1] == 0, "nothing in it waits for a time"
+        async with later.take() as jobs, asyncio.timeout(1.5):
+            await (await anext(jobs)).done()
 
 
 async def test_a_queue_that_is_dropped_leaves_the_record(store: RedisServer) -> None:

@@ -22,6 +22,7 @@ async def handle(job: Job) -> None:
         ({"concurrency": 100_000}, "concurrency=100000"),
         ({"timeout": 0}, "timeout=0"),
         ({"prefetch": -1}, "prefetch=-1"),
+        ({"retry": 5}, "retry=5"),
         ({"middleware": [lambda job, call_next: None]}, "not an async function"),
     ],
 )
@@ -74,13 +75,13 @@ def test_the_jitter_spreads_the_pauses_of_different_messages() -> None:
     assert 7.3 < sum(pauses) / 1000 < 7.7
 
 
-@pytest.mark.parametrize("arguments", [(-1, 5), (5, 1), (1, float("inf")), (float("nan"), 5), (1, 5, 2)])
+@pytest.mark.parametrize("arguments", [(-1, 5), (5, 1), (1, float("inf")), (float("nan"), 5), (1, 5, 2), (1, 1e12)])
 def test_an_impossible_backoff_is_refused(arguments: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError):
         shoal.Backoff(*arguments)
 
 
-@pytest.mark.parametrize("after", [-1, float("inf"), float("nan")])
+@pytest.mark.parametrize("after", [-1, float("inf"), float("nan"), 1e12])
 def test_an_impossible_retry_is_refused(after: float) -> None:
     with pytest.raises(ValueError, match="seconds from 0"):
         shoal.Retry(after=after)

@@ -109,6 +109,24 @@ async def test_a_consumer_that_is_silent_for_longer_than_its_lease_loses_its_job
                 await second.done()
 
 
+async def test_a_message_that_kills_its_consumers_is_started_once_more_than_attempts_max() -> None:
+    """A consumer that dies cannot report the start. After each death the next one reports it before the application has
+    the message; it did so after every other death only."""
+    async with queues() as bus:
+        queue = await bus.create("orders", attempts_max=3)
+        await queue.put_many([NewMessage(b"poison", key="k"), NewMessage(b"next", key="k")])
+        started = []
+        while b"next" not in started:
+            jobs = await queue.take().__aenter__()
+            async with asyncio.timeout(5):
+                started.append((await anext(jobs)).payload)
+            await jobs.abandon()  # as if its process had been killed
+            bus.clock.advance(60)
+        assert started == [b"poison"] * 4 + [b"next"]
+        (letter,) = await queue.dead()
+        assert (letter.attempts, letter.reason) == (3, "the consumer did not come back")
+
+
 async def test_errors_of_handlers_are_raised_if_asked() -> None:
     app, _ = failing_app()
     async with queues() as bus:
@@ -187,6 +205,18 @@ async def test_queues_have_the_limits_that_a_test_gives_them() -> None:
             await mail.put(b"")
         with pytest.raises(QueueError, match="in use"):
             await bus.create("mail")
+
+
+async def test_an_application_creates_its_queues_as_on_a_cluster() -> None:
+    async with queues({"mail": QueueSettings(messages_max=1)}) as bus:
+        orders, mail = bus.queue("orders"), bus.queue("mail")
+        assert await orders.create(QueueSettings(attempts_max=7))
+        assert not await orders.create(QueueSettings(attempts_max=8))
+        assert not await mail.create(QueueSettings(messages_max=2))
+        assert (await orders.stats()).settings.attempts_max == 7
+        assert (await mail.stats()).settings.messages_max == 1
+        with pytest.raises(shoal.errors.ConfigError):
+            await bus.queue("stock").create(QueueSettings(attempts_max=0))
 
 
 async def test_a_paused_queue_has_nothing_to_do() -> None:

@@ -233,6 +233,31 @@ async def test_any_exception_fails_the_job_also_one_without_a_text(place: Place)
     assert reasons == {"UnprintableError: its text cannot be read: RuntimeError", "GeneratorExit: "}
 
 
+async def test_a_plain_function_that_returns_what_should_run_fails(place: Place) -> None:
+    """Not done: nothing of the handler has run."""
+    app = shoal.App()
+
+    async def send(job: Job) -> None:
+        pass
+
+    @app.worker("mail", retry=SOON)
+    def wrapped(job: Job) -> object:
+        return send(job)
+
+    @app.worker("orders", retry=SOON)
+    def handle(job: Job) -> Iterator[None]:
+        yield
+
+    mail, orders = await place.create("mail", attempts_max=1), await place.create("orders", attempts_max=1)
+    await mail.put(b"")
+    await orders.put(b"")
+    ended = await place.run(app)
+    assert (ended["mail"].dead, ended["orders"].dead) == (1, 1)
+    reasons = [letter.reason for queue in (mail, orders) for letter in await queue.dead()]
+    advice = "write `async def handle(job)`"
+    assert reasons == [f"TypeError: the handler returned a {kind}: {advice}" for kind in ("coroutine", "generator")]
+
+
 async def test_a_handler_that_cancels_itself_fails(place: Place) -> None:
     app = shoal.App()
 
@@ -343,14 +368,15 @@ async def test_a_handler_may_end_its_job_itself(place: Place) -> None:
     async def handle(job: Job) -> None:
         if job.payload == b"good":
             await job.done()
-        else:
-            await job.fail("bad", dead=True)
+            raise ValueError("it changes nothing any more")
+        await job.fail("bad", dead=job.payload == b"bad")
 
-    queue = await place.create("orders")
-    await queue.put_many([b"good", b"bad"])
-    await place.run(app)
+    queue = await place.create("orders", attempts_max=1)
+    await queue.put_many([b"good", b"bad", b"last attempt"])
+    ended = await place.run(app)
     assert (await queue.stats()).messages == 0
-    assert [letter.reason for letter in await queue.dead()] == ["bad"]
+    assert [letter.reason for letter in await queue.dead()] == ["bad", "bad"]
+    assert ended["orders"] == WorkerStatistics(done=1, dead=2)
 
 
 async def test_a_lost_job_cancels_its_handler_and_is_no_failure(place: Place) -> None:

@@ -24,6 +24,8 @@ from shoal.runtime import TIMER_GRAIN_S
 RETRY_S_MIN: Final = 1.0
 RETRY_S_MAX: Final = 60.0
 """Pause before a failed message comes again, by default: it doubles with each attempt."""
+RETRY_DOUBLINGS_MAX: Final = 64
+"""The pause doubles at most this often, so that the power stays a finite number."""
 
 _log: Final = get_log(__name__)
 
@@ -92,7 +94,10 @@ class JobStream:
         """Keys that went on at another store, because their shard has moved. Not for applications."""
         self._loop: asyncio.AbstractEventLoop
         self._readers: deque[asyncio.Future[None]] = deque()
-        self._futures: dict[JobCore, asyncio.Future[None]] = {}
+        self._ends: dict[JobCore, asyncio.Future[None]] = {}
+        """The call that has ended a job, until the store confirms it."""
+        self._extensions: dict[JobCore, list[asyncio.Future[None]]] = {}
+        """The calls of `extend` that wait."""
         self._error: Exception | None = None
         self._closed = False
         self._draining = False
@@ -234,33 +239,34 @@ class JobStream:
     async def job_done(self, job: Job, confirm: bool) -> None:
         """End a job, after its follow-ups are stored."""
         self._check_held(job.core)
-        if job.follow_ups:
-            staged, job.follow_ups = job.follow_ups, []
-            await self._put(staged)
+        if job.follow_ups:  # they stay staged: if one is refused, the application may call `done` again
+            await self._put(job.follow_ups)
             self._check_held(job.core)
         job.core.key.core.done(job.core, self._loop.time())
-        if confirm:
-            await self._confirmed(job.core, confirm)
-        else:
-            self._poke()
+        await self._ended(job.core, confirm)
 
     async def job_failed(self, job: Job, reason: str, retry_in: float | None, dead: bool, confirm: bool) -> None:
         """End an attempt."""
         self._check_held(job.core)
         if not isinstance(reason, str):
             raise TypeError(f"a reason is text, not {type(reason).__name__}: use str(...)")
-        delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** (job.attempt - 1)) if retry_in is None else retry_in
+        if retry_in is None:
+            delay_s = min(RETRY_S_MAX, RETRY_S_MIN * 2 ** min(job.attempt - 1, RETRY_DOUBLINGS_MAX))
+        else:
+            delay_s = retry_in
         if isinstance(delay_s, int | float) and delay_s < 0:
             delay_s = 0.0
         check_delay(delay_s, "retry_in")
         job.core.key.core.fail(job.core, None if dead else delay_s, reason, self._loop.time())
-        await self._confirmed(job.core, confirm)
+        await self._ended(job.core, confirm)
 
     async def job_extended(self, job: Job) -> None:
         """Confirm that a job is held."""
         self._check_held(job.core)
         job.core.key.core.extend(job.core, self._loop.time())
-        await self._confirmed(job.core, True)
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._extensions.setdefault(job.core, []).append(future)
+        await self._confirmed(job.core, future)
 
     def _check_held(self, job: JobCore) -> None:
         if job.error is not None:
@@ -268,13 +274,17 @@ class JobStream:
         if job.settled or job.key.running is not job:
             raise JobLostError("the job has already ended", do="end a job once")
 
-    async def _confirmed(self, job: JobCore, confirm: bool) -> None:
+    async def _ended(self, job: JobCore, confirm: bool) -> None:
+        if confirm:
+            future = self._ends[job] = self._loop.create_future()
+            await self._confirmed(job, future)
+        else:
+            self._poke()
+
+    async def _confirmed(self, job: JobCore, future: asyncio.Future[None]) -> None:
         self._poke()
-        if not confirm:
-            return
         if not any(lane.runs for lane in self._lanes.values()):
             raise JobLostError("the consumer has ended before the store confirmed")
-        future = self._futures[job] = self._loop.create_future()
         await future
         if job.error is not None:
             raise job.error
@@ -427,19 +437,24 @@ class JobStream:
         for core in self.cores:
             settled, core.settled = core.settled, []
             for job in settled:
-                future = self._futures.pop(job, None)
-                if future is not None and not future.done():
-                    future.set_result(None)
+                waiting = self._extensions.pop(job, [])
+                if job.settled and (end := self._ends.pop(job, None)) is not None:
+                    waiting.append(end)
+                for future in waiting:
+                    if not future.done():
+                        future.set_result(None)
                 if self.on_lost is not None and isinstance(job.error, JobLostError):
                     self.on_lost(job)
 
     def _end(self) -> None:
         """The tasks have ended: nothing waits any longer."""
-        for job, future in self._futures.items():
+        waiting = [*self._ends.items(), *((job, one) for job, found in self._extensions.items() for one in found)]
+        for job, future in waiting:
             if not future.done():
                 job.error = job.error or JobLostError("the consumer has ended before the store confirmed")
                 future.set_result(None)
-        self._futures.clear()
+        self._ends.clear()
+        self._extensions.clear()
         self._wake_readers()
 
     def _wake_readers(self) -> None:

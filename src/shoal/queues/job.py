@@ -5,7 +5,7 @@ Owns what the application sees of a message and the calls that end it. `shoal.qu
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 from shoal.errors import JobLostError
 from shoal.message import Attributes, GivenAttributes
@@ -51,7 +51,7 @@ class FollowUp:
 class Job:
     """One message. End it with `done()` or `fail()`; the next message of its key comes after that."""
 
-    __slots__ = ("_keeper", "_stored", "attributes", "core", "follow_ups", "payload", "queue")
+    __slots__ = ("_keeper", "_stored", "attributes", "core", "ended_as", "follow_ups", "payload", "queue")
 
     def __init__(self, queue: str, core: JobCore, keeper: JobKeeper) -> None:
         self.queue = queue
@@ -62,6 +62,8 @@ class Job:
         self.attributes: Attributes | None
         self.attributes, self.payload = self._stored.split()
         self.follow_ups: list[FollowUp] = []
+        self.ended_as: Literal["done", "failed", "dead"] = "done"
+        """What the application has asked for last. Not for applications."""
 
     def __repr__(self) -> str:
         return f"<Job {self.number} of {self.queue}, key {self.key!r}, attempt {self.attempt}>"
@@ -109,6 +111,7 @@ class Job:
 
         With `confirm=False`, it returns at once. If the job is lost, the message comes again, here or elsewhere.
         """
+        self.ended_as = "done"
         await self._keeper.job_done(self, confirm)
 
     async def fail(
@@ -118,6 +121,7 @@ class Job:
         message comes again; after the last attempt, or with `dead`, it becomes a dead letter with the reason. Raises
         JobLostError as `done` does, and DeadLettersFullError if there is no room for a dead letter.
         """
+        self.ended_as = "dead" if dead else "failed"
         await self._keeper.job_failed(self, reason, retry_in, dead, confirm)
 
     async def extend(self) -> None:

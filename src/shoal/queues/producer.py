@@ -39,6 +39,8 @@ _PLACE: Final = attrgetter("shard", "key")
 ACCEPTED, DUPLICATE, FULL, KEYS, IDS, BEHIND, MOVED = "A", "D", "F", "K", "I", "B", "M"
 
 
+WITHDRAWN: Final = -1.0
+"""`give_up_at` of a message whose caller does not wait any longer: it is not sent, or not sent again."""
 CAREFUL_BATCHES: Final = 16
 """Batches without groups after one of which not all messages were accepted."""
 _GROUPS: Final = 3
@@ -127,11 +129,16 @@ class ProducerCore:
         waiting, batch, limits = self._waiting, self._batch, self._limits
         while waiting and len(batch) < limits.queue_batch_messages_max:
             message = waiting[0]
+            if message.give_up_at == WITHDRAWN:
+                waiting.popleft()
+                continue
             size += len(message.body)
             if batch and size > limits.queue_batch_bytes_max:
                 break
             plain = plain and not message.id and not message.delay_ms
             batch.append(waiting.popleft())
+        if not batch:
+            return None
         self._grouped = plain and not self._careful
         self._number += 1
         return self._arguments()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import msgspec
 
 from shoal.errors import (
     AlreadyAcceptedError,
+    ConfigError,
     ConnectError,
     ProtocolError,
     PublishError,
@@ -44,7 +46,7 @@ from shoal.queues.message_format import (
     decode_message,
     encode_message,
 )
-from shoal.queues.producer import Outgoing, ProducerCore
+from shoal.queues.producer import WITHDRAWN, Outgoing, ProducerCore
 from shoal.queues.queue_state import STATE_FIELDS
 from shoal.queues.script_loader import Script, Scripts, load_scripts
 from shoal.queues.settings import ConsumerSettings
@@ -60,6 +62,10 @@ FRESH_PLACES: Final = rule("fresh_places", "Operations on a whole queue read fir
 ID_BITS: Final = 64
 PAGE: Final = 256
 """Keys, messages or dead letters of one request."""
+KEYS_MAX: Final = 1024
+"""Keys of a shard that a store lists."""
+_ENTRY: Final = re.compile(r"[0-9]{1,16}-[0-9]{1,16}")
+"""A dead letter on its store."""
 REFRESH_S: Final = 5.0
 """While a store does not answer, the entry is read again this often: its shards may have moved before."""
 
@@ -298,8 +304,9 @@ class Queue:
                 outgoing = self._encode(message)
             except (PublishError, QueueNameError) as error:
                 refused.append((position, error))
-                if message.key is not None and not isinstance(error, QueueNameError):
-                    stopped.setdefault(check_key(message.key), error)
+                if message.key is not None:
+                    with contextlib.suppress(QueueNameError):  # an invalid key has no other messages
+                        stopped.setdefault(check_key(message.key), error)
                 continue
             if outgoing.key in stopped:
                 refused.append((position, stopped[outgoing.key]))
@@ -328,7 +335,13 @@ class Queue:
             call = _PutCall(loop.create_future(), len(messages))
             self._waiters.update(dict.fromkeys(messages, call))
             self._route(messages)
-            await call.future
+            try:
+                await call.future
+            except asyncio.CancelledError:
+                for message in messages:
+                    message.give_up_at = WITHDRAWN
+                    self._waiters.pop(message, None)
+                raise
 
     def _encode(self, message: NewMessage) -> Outgoing:
         """A message as the store gets it, but for its shard. One without a key has a key of its own: its id, because
@@ -613,6 +626,8 @@ class Queue:
         """
         chosen = msgspec.structs.replace(settings or ConsumerSettings(), max_in_flight=max_in_flight)
         chosen.validate()
+        if ack_timeout is not None and not ack_timeout > 0:
+            raise ConfigError(f"ack_timeout is {ack_timeout}", do="give seconds above 0, or None")
 
         group: list[ConsumerCore] = []
         self._consumer_count += 1
@@ -718,7 +733,7 @@ class Queue:
         for shard in range(len(entry.places)):
             if len(found) < count:
                 listed = await self._call(
-                    self._scripts.look, shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), PAGE)
+                    self._scripts.look, shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), KEYS_MAX)
                 )
                 found += map(_key_status, listed)
         return found
@@ -731,10 +746,14 @@ class Queue:
             return [message for name in names for message in await self.peek(name, 1)]
         raw = check_key(key)
         shard = entry.shard_of(raw)
-        bodies = await self._call(
-            self._scripts.look, shard, b"peek", b"%d" % shard, raw, b"0", b"%d" % min(count, PAGE)
-        )
-        return [_message(raw, body) for body in bodies]
+        found: list[Message] = []
+        while len(found) < count:
+            start, more = b"%d" % len(found), b"%d" % min(count - len(found), PAGE)
+            bodies = await self._call(self._scripts.look, shard, b"peek", b"%d" % shard, raw, start, more)
+            if not bodies:
+                break
+            found += [_message(raw, body) for body in bodies]
+        return found
 
     async def purge(self) -> int:
         """Drop all messages, also those in flight, whose consumers get JobLostError. Returns how many. Dead letters
@@ -839,7 +858,7 @@ class Queue:
         """Put a dead letter back: to the head of its key if the key is halted, otherwise to the tail. Returns False if
         there is no such dead letter; raises QueueFullError if there is no room."""
         number, _, store = entry.partition("@")
-        if store not in await self._stores_with_shards():
+        if store not in await self._stores_with_shards() or not _ENTRY.fullmatch(number):
             return False
         return bool(await self._repair(store, b"replay", number.encode()))
 
@@ -847,7 +866,8 @@ class Queue:
         """Drop dead letters. Returns how many."""
         count = 0
         for store in await self._stores_with_shards():
-            numbers = [entry.partition("@")[0].encode() for entry in entries if entry.partition("@")[2] == store]
+            named = [number for number, _, at in (entry.partition("@") for entry in entries) if at == store]
+            numbers = [number.encode() for number in named if _ENTRY.fullmatch(number)]
             for start in range(0, len(numbers), PAGE):
                 count += int(await self._repair(store, b"forget", *numbers[start : start + PAGE]))
         return count

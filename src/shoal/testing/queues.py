@@ -7,7 +7,7 @@ model (`shoal.testing.memory_store`), and its clock stands still until the test 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from random import Random
 from typing import Any, Final, NoReturn
@@ -55,7 +55,7 @@ class QueuesBus:
     def queue(self, name: str) -> Queue:
         """The queue of this name, the same object each time."""
         if name not in self._queues:
-            self._queues[name] = Queue(name, self._context, self.queue)
+            self._queues[name] = _MemoryQueue(name, self._context, self.queue, self._settings)
         return self._queues[name]
 
     async def create(self, name: str, settings: QueueSettings | None = None, **limits: Any) -> Queue:
@@ -88,6 +88,24 @@ class QueuesBus:
         await maker.create(settings)
         await maker.aclose()
         return entry
+
+
+class _MemoryQueue(Queue):
+    """A queue of a test. `known` has the settings of all queues that there are."""
+
+    def __init__(
+        self, name: str, context: QueueContext, sibling: Callable[[str], Queue], known: dict[str, QueueSettings]
+    ) -> None:
+        super().__init__(name, context, sibling)
+        self._known = known
+
+    async def create(self, settings: QueueSettings | None = None) -> bool:
+        """As on a cluster: the settings of a queue that there is stay as they are."""
+        chosen = settings or QueueSettings()
+        chosen.validate()
+        made = self._known.setdefault(self.name, chosen) is chosen
+        await self.stats()
+        return made
 
 
 @asynccontextmanager

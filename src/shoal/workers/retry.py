@@ -6,12 +6,12 @@ the attempt, so tests always see the same pauses.
 
 from __future__ import annotations
 
-import math
 import zlib
 from dataclasses import dataclass
 from typing import Final
 
 from shoal.errors import ConfigError
+from shoal.queues.message_format import DELAY_S_MAX
 
 DOUBLINGS_MAX: Final = 64
 """The pause doubles at most this often, so that the power stays a finite number."""
@@ -25,8 +25,8 @@ class Retry(Exception):  # noqa: N818  # read as an order: raise shoal.Retry(aft
     """Raised by a handler: the job comes again after `after` seconds. It counts as a failed attempt."""
 
     def __init__(self, reason: str = "", *, after: float = 0.0) -> None:
-        if not (math.isfinite(after) and after >= 0):
-            raise ValueError(f"after is a number of seconds from 0, not {after!r}")
+        if not 0 <= after < DELAY_S_MAX:  # also true for NaN
+            raise ValueError(f"after is a number of seconds from 0 to ten years, not {after!r}")
         super().__init__(reason or f"the handler asked for a retry in {after:g} s")
         self.after = after
 
@@ -43,9 +43,10 @@ class Backoff:
     jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.first <= self.longest < math.inf:
+        if not 0 <= self.first <= self.longest < DELAY_S_MAX:
             raise ConfigError(
-                f"Backoff({self.first!r}, {self.longest!r})", do="give two numbers of seconds, the smaller one first"
+                f"Backoff({self.first!r}, {self.longest!r})",
+                do="give two numbers of seconds below ten years, the smaller one first",
             )
         if not 0 <= self.jitter <= 1:
             raise ConfigError(f"the jitter of a Backoff is {self.jitter!r}", do="give a part from 0 to 1")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -50,7 +50,11 @@ class HandlerThreads:
     def _call(self, job: Job) -> Outcome:
         """The error is returned, not raised: a future takes no StopIteration."""
         try:
-            self._function(job)
+            returned = self._function(job)
+            if isinstance(returned, Coroutine | Generator | AsyncGenerator):  # nothing of the handler has run
+                if isinstance(returned, Coroutine):
+                    returned.close()
+                raise TypeError(f"the handler returned a {type(returned).__name__}: write `async def handle(job)`")
         except StopIteration as error:
             changed = RuntimeError("the handler raised StopIteration")
             changed.__cause__ = error

@@ -94,6 +94,10 @@ class Worker:
     """Jobs that are fetched ahead; None: as many as `concurrency`."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.retry, Backoff):
+            raise ConfigError(
+                f"the worker of queue {self.queue} has retry={self.retry!r}", do="give a Backoff: shoal.Backoff(1, 60)"
+            )
         if not 1 <= self.concurrency <= CONCURRENCY_MAX:
             raise ConfigError(
                 f"the worker of queue {self.queue} has concurrency={self.concurrency}",
@@ -313,7 +317,8 @@ class WorkerRun:
         """Tell the store how the job ended, unless the handler has done so."""
         try:
             if _has_ended(job) and not job.lost:
-                self._note("done" if error is None else "failed")
+                last = job.ended_as == "failed" and job.attempt >= self._attempts_max
+                self._note("dead" if last else job.ended_as)
                 return
             if error is None:
                 try:

@@ -33,7 +33,8 @@ SHARDS_A_SECOND_MAX: Final = 4096
 """Shards that are asked about in one second, about 20 ms of the store's time. Other queues that have changed wait for
 the next second, and are reported as uncounted."""
 
-_MESSAGES, _BYTES, _PUTS, _PUT_BYTES, _DONES = 3, 4, 14, 15, 16
+_CLOCK, _MESSAGES, _BYTES, _KEYS, _OWNED, _READY, _DELAYED, _IDS, _IDS_OLD = 0, 3, 4, 5, 6, 7, 8, 9, 10
+_PUTS, _PUT_BYTES, _DONES = 14, 15, 16
 """Places in the state of a queue: see STATE in `scripts/common.lua`."""
 _STATE_WORDS: Final = 17
 _MOVING: Final = (3, 4, 5, 6, 7, 8, 13, 14, 15, 16)
@@ -94,6 +95,18 @@ class QueueSigns(NamedTuple):
             (b"XLEN", prefix + b"dead"),
             (b"SCARD", prefix + b"halted"),
         )
+
+    @property
+    def clock_ms(self) -> int:
+        """The queue's clock; ValueError if the state is damaged."""
+        return unpack_state(self.state)[_CLOCK]
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether something in the queue waits for a time: a delayed message, a retry, a lease, the end of an id."""
+        state = unpack_state(self.state)
+        parked = state[_KEYS] > state[_OWNED] + state[_READY]
+        return bool(state[_DELAYED] or parked or self.consumers or state[_IDS] or state[_IDS_OLD])
 
 
 class ShardLoad(NamedTuple):

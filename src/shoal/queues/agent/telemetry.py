@@ -1,12 +1,14 @@
 """The telemetry of a store: its agent asks the store every second and appends a record to the store's stream.
 
 Owns the questions and the stream's length. `meter` derives the figures. The clock of records is the wall clock, as for
-servers.
+servers. A queue's own clock advances by at most one second in a call, so the agent also calls the queues that clients
+call too rarely: otherwise delayed messages would wait for a consumer, and after that for their delay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -27,6 +29,8 @@ RECORDS_MAX: Final = 600
 RECORDS_BYTES_MAX: Final = 8 * 1024 * 1024
 """The size of all records together; large records are kept for a shorter time."""
 RECORDS_MIN: Final = 10
+STEADY_MS: Final = 900
+"""A queue's clock that has advanced by so much in a second needs no call of the agent."""
 
 _log: Final = get_log(__name__)
 
@@ -47,6 +51,8 @@ class StoreTelemetry:
         self._runtime = runtime
         self._records_max = RECORDS_MAX
         self._complained = ""
+        self._clocks: dict[bytes, int] = {}
+        """The clock of each queue as of the last second."""
 
     async def write(self, connection: Connection) -> None:
         """Writes a record after each second, until the connection ends."""
@@ -73,6 +79,7 @@ class StoreTelemetry:
         there = {
             queue: QueueSigns._make(page) for queue, page in zip(queues, pages, strict=True) if page[0] is not None
         }
+        await self._advance_clocks(connection, there)
         asked = self._meter.changed(queues, there)
         loads: dict[bytes, QueueLoad | None] = dict.fromkeys(there)
         for queue, load in zip(
@@ -85,6 +92,24 @@ class StoreTelemetry:
         command = xadd(record, self._records_max)
         self._records_max = min(max(RECORDS_BYTES_MAX // len(command[-1]), RECORDS_MIN), RECORDS_MAX)
         await connection.ask(command)
+
+    async def _advance_clocks(self, connection: Connection, queues: Mapping[bytes, QueueSigns]) -> None:
+        """Let time pass in queues that clients call less often than every second, if something in them waits for it."""
+        before, self._clocks = self._clocks, {}
+        slow: list[bytes] = []
+        for queue, signs in queues.items():
+            with contextlib.suppress(ValueError):  # damaged by a client: the agent's core reports that
+                now_ms = self._clocks[queue] = signs.clock_ms
+                if now_ms - before.get(queue, now_ms) < STEADY_MS and signs.needs_time:
+                    slow.append(queue)
+        await asyncio.gather(*(self._tick(connection, queue) for queue in slow))
+
+    async def _tick(self, connection: Connection, queue: bytes) -> None:
+        with contextlib.suppress(hiredis.ReplyError):
+            (clock_ms,) = await connection.ask(
+                (b"EVALSHA", self._scripts.admin.sha, b"1", KEY_PREFIX + queue + b":", b"tick")
+            )
+            self._clocks[queue] = clock_ms
 
     async def _load(self, connection: Connection, queue: bytes, shards: Sequence[int]) -> QueueLoad | None:
         """The load of a queue; None if it was dropped in the meantime, or if a client has damaged it: the agent's core

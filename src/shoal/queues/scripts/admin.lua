@@ -7,6 +7,7 @@
 --     configure CONF... revision    replace its limits; STALE if the store has seen a newer revision of the entry
 --     drop version count    drop up to `count` keys, messages and delayed messages, and with nothing left the queue
 --                           itself; returns how many messages, and 0 if nothing is left
+--     tick                  let time pass in a queue that no client uses; returns its clock
 
 local operation = ARGV[1]
 
@@ -17,7 +18,7 @@ local function conf_words()
 end
 
 for at = 2, CONF + 1 do
-  if operation ~= 'drop' and not whole(ARGV[at], NUMBER_MAX) then
+  if (operation == 'create' or operation == 'configure') and not whole(ARGV[at], NUMBER_MAX) then
     return malformed('the limits of a queue are ' .. text(CONF) .. ' whole numbers')
   end
 end
@@ -35,6 +36,11 @@ if operation == 'create' then
 end
 if refused then
   return refused
+end
+if operation == 'tick' then
+  rotate_generations()
+  save_state()
+  return state.now
 end
 
 -- A call that a network has kept for long must not hit a queue that was created again under the same name.

@@ -40,6 +40,12 @@ local function whole(word, most)
   return number and number <= most and number or nil
 end
 
+-- Whether a word names a dead letter.
+local function is_entry(word)
+  local first, second = string.match(word or '', '^(%d+)%-(%d+)$')
+  return whole(first, NUMBER_MAX) and whole(second, NUMBER_MAX)
+end
+
 local function malformed(what)
   return redis.error_reply('MALFORMED ' .. what)
 end

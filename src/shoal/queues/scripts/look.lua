@@ -6,8 +6,8 @@
 --     load shard...         for telemetry: STATE, consumers, dead letters, halted keys, and for each shard: ready keys,
 --                           held keys, delayed messages, messages put and done (samples), messages of some ready keys
 --                           and how many keys these are, the begin of the next message
---     keys shard count      keys of one shard, some of those with a record first: key, messages, owner, attempts, ms of
---                           life of the owner's lease
+--     keys shard count      keys of one shard, some of those with a record first: key, messages, owner ('-' waits for a
+--                           retry, '' is ready), attempts, ms of life of the owner's lease
 --     peek shard key start count    messages of a key
 --     dead start count      dead letters after id `start`
 
@@ -101,7 +101,11 @@ if operation == 'keys' and #ARGV == 3 and is_shard(ARGV[2]) then
     local lease = redis.call('ZSCORE', prefix .. 'leases', record.owner)
     local length = redis.call('LLEN', messages_key(shard, owned[at]))
     local lives_ms = lease and math.max(tonumber(lease) - state.now, 0) or -1
-    found[#found + 1] = {owned[at], length, record.owner, record.attempts, lives_ms}
+    local owner = record.owner
+    if owner == UNHELD and not redis.call('ZSCORE', prefix .. 'due', 'k:' .. shard .. ':' .. owned[at]) then
+      owner = '' -- given back: only its attempts are remembered
+    end
+    found[#found + 1] = {owned[at], length, owner, record.attempts, lives_ms}
     seen[owned[at]] = true
   end
   for _, key in ipairs(redis.call('LRANGE', prefix .. shard .. ':ready', 0, count - 1)) do
@@ -115,7 +119,7 @@ elseif operation == 'peek' and #ARGV == 5 and is_shard(ARGV[2]) and is_key(ARGV[
   return in_pages(function(_, had, page)
     return redis.call('LRANGE', name, text(start + had), text(start + had + page - 1))
   end, string.len)
-elseif operation == 'dead' and #ARGV == 3 and (ARGV[2] == '' or string.match(ARGV[2], '^%d+%-%d+$')) then
+elseif operation == 'dead' and #ARGV == 3 and (ARGV[2] == '' or is_entry(ARGV[2])) then
   return in_pages(function(last, _, page)
     local start = last and '(' .. last[1] or ARGV[2] == '' and '-' or '(' .. ARGV[2]
     return redis.call('XRANGE', prefix .. 'dead', start, '+', 'COUNT', text(page))

@@ -46,10 +46,6 @@ local function told(reply, more)
   return more and {reply, more} or reply
 end
 
-local function is_entry(word)
-  return word and #word < 40 and string.match(word, '^%d+%-%d+$')
-end
-
 if operation == 'pause' then
   local change = whole(ARGV[5], NUMBER_MAX)
   if not change then

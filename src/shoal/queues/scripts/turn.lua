@@ -136,9 +136,7 @@ for _, other in ipairs(expired) do
       burned = 0
       -- end: attempts_on_start
       record.attempts = record.attempts + burned
-      if record.started == 0 then
-        record.suspect = 1
-      end
+      record.suspect = 1 -- the next consumer reports the start before it hands the head out
       if record.attempts >= conf.attempts_max then
         bury(shard, key, record, 'the consumer did not come back')
       else
