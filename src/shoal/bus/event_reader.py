@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -151,13 +151,16 @@ class Matching:
         if known := self._numbers.keys() & parsed.keys():
             raise FilterError(f"this reader has a filter {min(known)!r} already", do="remove it first")
         numbers = self._matching.add(self, parsed.values())
-        self._numbers.update(zip(parsed, numbers, strict=True))
+        added = dict(zip(parsed, numbers, strict=True))
+        self._numbers.update(added)
         self._names.add(numbers, [*parsed])
         try:
             await self._matching.in_force(numbers)
         except BaseException:
-            self._drop(list(parsed))
+            self._drop(added)
             raise
+        if self._closed:
+            raise SubscribeError("this reader was closed meanwhile")
 
     async def _parse(self, filters: Mapping[str, str | Filter]) -> dict[str, Filter]:
         """Parse filters. With many, the bus is served meanwhile."""
@@ -170,17 +173,19 @@ class Matching:
         return parsed
 
     async def remove(self, *names: str) -> None:
-        """Remove filters. Raises FilterError if there is none of a name."""
+        """Remove filters. Raises FilterError if there is none of a name; then none is removed."""
         for name in names:
             if name not in self._numbers:
                 raise FilterError(f"this reader has no filter {name!r}")
-        self._drop(names)
+        self._drop({name: self._numbers[name] for name in names})
 
-    def _drop(self, names: Iterable[str]) -> None:
-        numbers = [self._numbers.pop(name) for name in names]
-        for number in numbers:
+    def _drop(self, filters: Mapping[str, int]) -> None:
+        """Removes those of some filters that are still there; others were removed meanwhile."""
+        left = {name: number for name, number in filters.items() if self._numbers.get(name) == number}
+        for name, number in left.items():
+            del self._numbers[name]
             self._names.drop(number)
-        self._matching.remove(numbers)
+        self._matching.remove(list(left.values()))
 
     @property
     def filters(self) -> list[str]:
@@ -297,6 +302,10 @@ class BusMatching:
         self._closed = False
         self._flushing = False
         self._waits = 0
+        self._patient: dict[asyncio.Timeout, float] = {}
+        """Calls that wait for the engine, and for how long."""
+        self._starts_at = 0.0
+        """When an engine said last that it starts."""
 
     # For applications
 
@@ -339,10 +348,29 @@ class BusMatching:
 
     async def _answered(self, waiter: asyncio.Future[None], what: str) -> None:
         try:
-            async with asyncio.timeout(self.limits.drain_timeout_s):
+            async with self._patience(self.limits.drain_timeout_s):
                 await waiter
         except TimeoutError:
             raise self._unavailable(what) from None
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, seconds: float) -> AsyncIterator[None]:
+        """Raises TimeoutError if the engine does not answer in time. The time begins again whenever an engine says that
+        it is starting: the first one on a machine compiles its kernels."""
+        async with asyncio.timeout(seconds) as patience:
+            self._patient[patience] = seconds
+            try:
+                yield
+            finally:
+                del self._patient[patience]
+
+    def _engine_starts(self, now: float) -> None:
+        if not self._starts_at:
+            _log.warning("waiting for an engine that starts; the first start on a machine takes up to a minute")
+        self._starts_at = now
+        for patience, seconds in self._patient.items():
+            if not patience.expired():
+                patience.reschedule(now + seconds)
 
     def _unavailable(self, what: str) -> EngineUnavailableError:
         return EngineUnavailableError(
@@ -367,7 +395,7 @@ class BusMatching:
         awaited = _Awaited(len(numbers))
         self._awaited.update(dict.fromkeys(numbers, awaited))
         try:
-            async with asyncio.timeout(self.limits.subscribe_timeout_s):
+            async with self._patience(self.limits.subscribe_timeout_s):
                 await self.start()
                 self._soon()
                 await awaited.done
@@ -391,6 +419,7 @@ class BusMatching:
         """Remove filters."""
         for number in numbers:
             self._reader_of.pop(number, None)
+        self._no_longer_awaited(numbers)
         if numbers and not self._closed:
             self._core.remove(numbers)
             self._soon()
@@ -456,7 +485,10 @@ class BusMatching:
         while self._call is not None and (item := self._call.get_nowait()) is not None:
             if isinstance(item, Message):
                 with contextlib.suppress(ProtocolError):
-                    self._core.called(decode_roll(item.payload), now)
+                    roll = decode_roll(item.payload)
+                    if not roll.instance and not self._core.is_open:
+                        self._engine_starts(now)
+                    self._core.called(roll, now)
         while not any(reader.is_full for reader in self._readers):
             item = self._seat.get_nowait()
             if item is None:
@@ -501,11 +533,7 @@ class BusMatching:
             while self._taken and self._taken[0][0] <= effect.number:
                 resolve(self._taken.popleft()[1])
         elif isinstance(effect, NowInForce):
-            for number in effect.numbers:
-                if (awaited := self._awaited.pop(number, None)) is not None:
-                    awaited.left -= 1
-                    if not awaited.left:
-                        resolve(awaited.done)
+            self._no_longer_awaited(effect.numbers)
         elif isinstance(effect, FilterRefused):
             if (awaited := self._awaited.pop(effect.number, None)) is not None and not awaited.done.done():
                 awaited.done.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
@@ -515,11 +543,22 @@ class BusMatching:
         elif isinstance(effect, EventRejected):
             self._reject(effect)
         elif isinstance(effect, NotAdmitted):
-            error = EngineUnavailableError(f"the engine refuses this client: {effect.reason}")
-            waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
-            for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
-                if not waiter.done():
-                    waiter.set_exception(error)
+            self._fail_waiting(EngineUnavailableError(f"the engine refuses this client: {effect.reason}"))
+
+    def _no_longer_awaited(self, numbers: Iterable[int]) -> None:
+        """Filters are in force, or were removed before they were."""
+        for number in numbers:
+            if (awaited := self._awaited.pop(number, None)) is not None:
+                awaited.left -= 1
+                if not awaited.left:
+                    resolve(awaited.done)
+
+    def _fail_waiting(self, error: ShoalError) -> None:
+        """Calls that wait for the engine raise an error."""
+        waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
+        for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
+            if not waiter.done():
+                waiter.set_exception(error)
 
     def _reject(self, effect: EventRejected) -> None:
         _log.warning("event rejected by the engine", number=effect.number, reason=effect.reason)
@@ -531,9 +570,10 @@ class BusMatching:
 
     async def drain(self) -> None:
         """Wait until the engine has taken every event."""
-        deadline = asyncio.get_running_loop().time() + self.limits.drain_timeout_s
+        began = asyncio.get_running_loop().time()
         while self._core.untaken:
-            if asyncio.get_running_loop().time() >= deadline:
+            since = max(began, self._starts_at)
+            if asyncio.get_running_loop().time() >= since + self.limits.drain_timeout_s:
                 left = self._core.untaken
                 raise self._unavailable(
                     f"{left} event{'s' * (left > 1)} not delivered within drain_timeout_s, and lost"
@@ -555,6 +595,7 @@ class BusMatching:
         error = BusClosedError("the bus was closed; its match() ended with it")
         for reader in self._readers:
             reader.fail(error)
+        self._fail_waiting(BusClosedError())
 
 
 def _ignore(done: asyncio.Future[int]) -> None:

@@ -120,16 +120,17 @@ async def _serve(url: str, settings: Settings, name: str) -> None:
     from shoal.engine import engine_metrics
     from shoal.engine.freed_memory import TidyThreads, give_back_large_blocks
     from shoal.engine.shell import EngineShell
+    from shoal.engine.start_notice import while_announced
     from shoal.engine.warm_up import warm_up
 
     loop = asyncio.get_running_loop()
     give_back_large_blocks()
-    await asyncio.to_thread(warm_up)
     limits = settings.limits
     async with (
         connect(url, limits=limits, name="engine") as bus,
         await PRODUCTION.coordinator(url, limits.server_lease_s / 2) as coordinator,
     ):
+        await while_announced(bus, asyncio.to_thread(warm_up))
         holder = f"{name}-{PRODUCTION.random.getrandbits(32):08x}"  # another one for each incarnation
         shell = EngineShell(
             *("main", bus, coordinator, holder, limits),

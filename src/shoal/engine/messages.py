@@ -216,7 +216,8 @@ FromEngine: TypeAlias = (
 
 
 class Roll(msgspec.Struct, frozen=True, array_like=True):
-    """This instance of the engine is in force. While the roll is `open`, it waits for clients to present themselves."""
+    """This instance of the engine is in force. While the roll is `open`, it waits for clients to present themselves.
+    Instance 0 is a process that is starting: it compiles its kernels, and clients wait longer for an answer."""
 
     instance: int
     open: bool

@@ -1,0 +1,169 @@
+"""The readers of a bus: filters that are removed early, calls that wait for the engine, and an engine that starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from shoal.bus.event_reader import BusMatching
+from shoal.engine import messages
+from shoal.engine.messages import FromClient, InForce, Open, Remove, Roll, Welcome, decode_letter
+from shoal.errors import BusClosedError, EngineUnavailableError, FilterError, SubscribeError
+from shoal.limits import DEFAULT_LIMITS
+from shoal.message import Message
+from shoal.rules import ALL_RULES
+
+CLIENT = 7
+WAIT_S = 0.3
+LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=WAIT_S, drain_timeout_s=WAIT_S)
+
+
+class Heard:
+    """A subscription to one of Shoal's own channels."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._items: deque[Message] = deque()
+        self._wake = wake
+
+    @property
+    def waiting(self) -> int:
+        return len(self._items)
+
+    def say(self, payload: bytes) -> None:
+        self._items.append(Message("", payload, 1, 1, 0))
+        self._wake()
+
+    def get_nowait(self) -> Message | None:
+        return self._items.popleft() if self._items else None
+
+
+class Site:
+    """A bus without servers, whose engine says what the test says."""
+
+    def __init__(self) -> None:
+        self.limits = LIMITS
+        self.runtime = SimpleNamespace(random=Random(1), wall=lambda: 1.0)
+        self.client_id = CLIENT
+        self.closed = False
+        self.heard: dict[bytes, Heard] = {}
+        self.said: list[FromClient] = []
+        self.conversation = 0
+        bus: Any = self
+        self.matching = BusMatching(bus, bus, ALL_RULES)
+
+    async def listen(self, channel: bytes, wake: Callable[[], None]) -> Heard:
+        self.heard[channel] = Heard(wake)
+        return self.heard[channel]
+
+    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int]:
+        letter = decode_letter(payload)
+        for item in letter.items:
+            self.said.append(item)
+            if isinstance(item, Open):
+                self.conversation = item.conversation
+        done = asyncio.get_running_loop().create_future()
+        done.set_result(1)
+        return done
+
+    def reply(self, *items: messages.FromEngine) -> None:
+        self.heard[messages.seat_channel("main", CLIENT)].say(messages.encode(list(items)))
+
+    def call(self, roll: Roll) -> None:
+        self.heard[messages.call_channel("main")].say(messages.encode(roll))
+
+    def serve(self, *numbers: int) -> None:
+        self.reply(Welcome(self.conversation, 1), InForce(self.conversation, list(numbers)))
+
+
+async def _settled() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_name_that_is_given_twice_is_removed_once() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add_many({"x": "a = 1", "y": "a = 2"}))
+    await _settled()
+    site.serve(1, 2)
+    await adding
+    await reader.remove("x", "x")
+    await _settled()
+    assert reader.filters == ["y"]
+    assert Remove([1]) in site.said
+    with pytest.raises(FilterError, match="no filter 'z'"):
+        await reader.remove("y", "z")
+    assert reader.filters == ["y"]
+    await reader.aclose()
+    await site.matching.aclose()
+
+
+async def test_a_filter_that_is_removed_before_it_is_in_force_is_not_awaited() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add_many({"x": "a = 1", "y": "a = 2"}))
+    await _settled()
+    await reader.remove("x")
+    site.serve(2)
+    await asyncio.wait_for(adding, WAIT_S / 2)
+    assert reader.filters == ["y"]
+    await site.matching.aclose()
+
+
+async def test_a_reader_that_ends_while_it_adds_ends_the_call() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add_many({"x": "a = 1", "y": "a = 2"}))
+    await _settled()
+    await reader.aclose()
+    with pytest.raises(SubscribeError, match="closed meanwhile"):
+        await asyncio.wait_for(adding, WAIT_S / 2)
+    assert reader.filters == []
+    await site.matching.aclose()
+
+
+async def test_a_bus_that_closes_ends_calls_that_wait_for_the_engine() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add("x", "a = 1"))
+    emitting = asyncio.create_task(site.matching.emit({"a": 1}, b"", confirm=True))
+    await _settled()
+    await site.matching.aclose()
+    for call in (adding, emitting):
+        with pytest.raises(BusClosedError):
+            await asyncio.wait_for(call, WAIT_S / 2)
+
+
+async def test_an_engine_that_starts_is_waited_for() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add("x", "a = 1"))
+    emitting = asyncio.create_task(site.matching.emit({"a": 1}, b"", confirm=True))
+    for _ in range(4):
+        await asyncio.sleep(WAIT_S / 2)
+        site.call(Roll(0, open=True))
+    assert not adding.done()
+    assert not emitting.done()
+    site.serve(1)
+    await adding
+    site.reply(messages.Taken(1))
+    assert await emitting == 1
+    await site.matching.aclose()
+
+
+async def test_an_engine_that_says_no_more_that_it_starts_is_not_waited_for() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add("x", "a = 1"))
+    await _settled()
+    site.call(Roll(0, open=True))
+    with pytest.raises(EngineUnavailableError):
+        await asyncio.wait_for(adding, 2 * WAIT_S)
+    await site.matching.aclose()
