@@ -541,6 +541,22 @@ def test_what_waits_for_the_end_of_a_path_has_a_bound() -> None:
     assert sum(isinstance(effect, Missed) for effect in client.effects) == 1
 
 
+def test_a_path_does_not_wait_for_ever_for_an_end_that_is_lost() -> None:
+    """Its loss may be known before the new exit point says anything: then no other loss follows that ends the wait."""
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+    client.missed("a hole", 1.0)
+    event = Delivery(5, 1, 0, encode_event({"a": 1}), b"", pack([number]))
+    client.received([PathBegin(1, 2), Welcome(7, 1), InForce(7, [number]), event], 1.0, 20)
+    client.tick(1.0 + LIMITS.engine_client_grace_s / 2)
+    assert _arrived(client) == []
+    client.tick(1.0 + LIMITS.engine_client_grace_s)
+    assert _arrived(client) == [1]
+    assert [type(effect) for effect in client.effects].count(Missed) == 2
+
+
 def test_a_late_letter_of_an_earlier_instance_is_a_gap_if_it_repeats_nothing() -> None:
     client = EngineClient(LIMITS, lambda: 7)
     (number,) = client.add([_wire(parse("a = 1"))])
