@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
+from msgspec.structs import replace as structs_replace
 from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.configuration import Configuration
+from shoal.engine.links import Handover, Stage, Step, decode_to_member, encode
+from shoal.engine.member_shell import MemberShell
 from shoal.engine.messages import (
+    LANES,
     Add,
     Delivery,
     Event,
@@ -22,10 +31,12 @@ from shoal.engine.messages import (
     Taken,
     decode_letter,
     decode_replies,
+    lane_channel,
 )
 from shoal.errors import ProtocolError
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
+from shoal.message import Message
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,
@@ -139,8 +150,60 @@ def test_a_hole_in_the_numbers_is_not_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x93", _wire([1, 1, [[99]]]), _wire([1, 1, [[5, "x"]]]), _wire({"a": 1})]
+    "data",
+    [
+        *(b"", b"\xc1", b"\x93", _wire([1, 1, [[99]]]), _wire([1, 1, [[5, "x"]]]), _wire({"a": 1})),
+        *(_wire([1, 2**63, []]), _wire([1, -1, []]), _wire([1, 1, [[5, 2**64 - 1, 0, b"", b""]]])),
+    ],
 )
 def test_a_letter_that_cannot_be_read_is_an_error_of_its_sender(data: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode_letter(data)
+
+
+def test_the_largest_number_of_an_event_can_be_told_to_another_access_point() -> None:
+    site = Site()
+    largest = 2**63 - 1
+    letter = decode_letter(_wire(Letter(BAD, largest, [Open(BAD), Ready(), event(largest)])))
+    site.engine.received(BAD, letter)
+    site.turn()
+    following = Configuration(2, ("b",), ("a",), ("a",))
+    orders = structs_replace(site.engine.ordered, next=following, step=Step.PREPARE, stage=Stage.SERVE)
+    site.engine.arrange(orders, 1.0)
+    site.turn()
+    site.engine.arrange(structs_replace(orders, step=Step.SWITCH), 1.0)
+    site.turn()
+    _, links = site.engine.take_links()
+    handed = [row for _, message in links if isinstance(message, Handover) for row in message.rows]
+    assert [row.next for row in handed] == [largest + 1]
+    for _, message in links:
+        decode_to_member(encode(message))
+
+
+def test_adding_nothing_takes_no_memory() -> None:
+    site = Site()
+    site.say(BAD, Open(BAD), *[Add([])] * 1000)
+    said = site.say(BAD, Add([(1, _wire(parse("a = 1")))]), *[Add([])] * 1000)
+    point = site.engine.access_point
+    assert point is not None
+    assert len(point._conversations[BAD].presented) == 1
+    assert not said
+    assert InForce(BAD, [1]) in site.say(BAD, Ready())[BAD]
+
+
+def test_a_client_is_heard_in_its_own_lane_only() -> None:
+    """Another lane may have another access point. When that leaves, the filters of a client that is of none of its lanes
+    would stay."""
+    lanes = {lane: deque([Message("", _wire(Letter(BAD, 1, [Open(BAD)])), BAD, 1, 0)]) for lane in range(LANES)}
+    heard: list[int] = []
+    shell: Any = MemberShell.__new__(MemberShell)
+    shell._engine, shell._lanes = "main", [*lanes]
+    shell._listening = {
+        lane_channel("main", lane): SimpleNamespace(get_nowait=lambda box=box: box.popleft() if box else None)
+        for lane, box in lanes.items()
+    }
+    operators: Any = SimpleNamespace(
+        lanes=frozenset(lanes), received=lambda client, letter, sequence: heard.append(client)
+    )
+    shell._read_lanes(operators)
+    assert heard == [BAD]

@@ -261,8 +261,9 @@ class AccessPoint:
             else:
                 room = self._limits.engine_client_filters_max - conversation.filters
                 part = item.filters[: room + 1]  # one too many is refused by the matcher
-                conversation.presented.append(part)
-                conversation.filters += len(part)
+                if part:
+                    conversation.presented.append(part)
+                    conversation.filters += len(part)
         elif isinstance(item, Remove):
             self._out.append((_CHANGE, Change(client, conversation.number, [], item.numbers)))
         elif isinstance(item, Ready) and not conversation.ready:

@@ -32,7 +32,7 @@ from shoal.engine.links import (
     orders_channel,
 )
 from shoal.engine.measures import Meter
-from shoal.engine.messages import decode_letter, lane_channel
+from shoal.engine.messages import decode_letter, lane_channel, lane_of
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ProtocolError, ShoalError
@@ -256,6 +256,8 @@ class MemberShell:
             while listening is not None and size < READ_BYTES_MAX and (item := listening.get_nowait()) is not None:
                 if isinstance(item, Message):
                     size += len(item.payload)
+                    if lane_of(item.publisher) != lane:  # its conversation would outlive the access point of its lane
+                        continue
                     try:
                         operators.received(item.publisher, decode_letter(item.payload), item.sequence)
                     except ProtocolError as error:

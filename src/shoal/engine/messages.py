@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ LANES: Final = 16
 NUMBER_BYTES: Final = 4
 """Bytes of the number of a filter where many are named. So a client may have four billion filters in its life."""
 NUMBER_MAX: Final = (1 << 8 * NUMBER_BYTES) - 1
+EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""The number of an event. Larger ones are an error of the client: the number after it must fit a message too."""
 MAIN: Final = "main"
 """The engine of a cluster."""
 
@@ -92,7 +94,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=5):
     """One event, with its attributes in MessagePack. Numbers are contiguous in the life of a client."""
 
-    number: int
+    number: EventNumber
     time_us: int
     attributes: bytes
     payload: bytes
@@ -113,7 +115,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     """Items of one conversation. All events of the client below `floor` are taken."""
 
     conversation: int
-    floor: int
+    floor: EventNumber
     items: list[FromClient]
 
 
