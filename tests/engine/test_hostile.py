@@ -192,8 +192,8 @@ def test_adding_nothing_takes_no_memory() -> None:
 
 
 def test_a_client_is_heard_in_its_own_lane_only() -> None:
-    """Another lane may have another access point. When that leaves, the filters of a client that is of none of its lanes
-    would stay."""
+    """Another lane may have another access point. When that leaves, the filters of a client that is of none
+    of its lanes would stay."""
     lanes = {lane: deque([Message("", _wire(Letter(BAD, 1, [Open(BAD)])), BAD, 1, 0)]) for lane in range(LANES)}
     heard: list[int] = []
     shell: Any = MemberShell.__new__(MemberShell)

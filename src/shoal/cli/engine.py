@@ -217,6 +217,7 @@ async def _scale(args: argparse.Namespace) -> int:
         report = await read_report(coordinator, MAIN)
         if report is None:
             raise EngineUnavailableError(NO_ENGINE, do=START)
+        _check_names(report, args.without)
         local = await _start_missing(args, report, most)
         deadline = began + args.timeout
         wants = most + len(args.without)
@@ -276,11 +277,16 @@ async def _start_missing(args: argparse.Namespace, report: EngineReport, count: 
     return local
 
 
-def _check_members(report: EngineReport, count: int, without: list[str]) -> None:
+def _check_names(report: EngineReport, without: list[str]) -> None:
     names = [member.name for member in report.members]
     unknown = [name for name in without if name not in names]
     if unknown:
         raise ConfigError(f"the engine has no process {unknown[0]!r}", do=f"choose among {', '.join(sorted(names))}")
+
+
+def _check_members(report: EngineReport, count: int, without: list[str]) -> None:
+    _check_names(report, without)
+    names = [member.name for member in report.members]
     left = len(names) - len(set(without))
     if left < count:
         raise EngineUnavailableError(
