@@ -131,11 +131,11 @@ class AccessPoint:
         self._flight_bytes = 0
         self._flying: Counter[int] = Counter()
         """Events of each client in flight, or held. A client that takes more than its share has to wait."""
-        self._settled = dict.fromkeys(configuration.exits, 0)
-        """By exit point: the batch up to which it has settled."""
+        self._number = number_before_first(configuration)
+        self._settled = dict.fromkeys(configuration.exits, self._number)
+        """By exit point: the batch up to which it has settled. Nothing was sent, so nothing is awaited."""
         self._leaving: dict[str, int] = {}
         """Exit points that settle only what was before a SWITCH: its batch."""
-        self._number = number_before_first(configuration)
         starts = name in configuration.access_points
         self.lanes = configuration.lanes_of(name) if starts else frozenset()
         """The lanes whose letters are read now."""
