@@ -18,7 +18,7 @@ from tests.support.lone_engine import LoneEngine
 from shoal.engine.client import Arrived, EngineClient, Missed
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.director import RETRY_S, Director, InstanceEndsError, Phase, Wanted
-from shoal.engine.links import Batch, Orders, Settled, Stage, State, Status, Step, ToMember
+from shoal.engine.links import Batch, Handover, Orders, Settled, Stage, State, Status, Step, ToMember
 from shoal.engine.messages import (
     LANES,
     Add,
@@ -461,6 +461,56 @@ def test_a_letter_that_the_old_access_point_did_not_read_is_asked_for_again() ->
     site.processes["b"].received(EMITTER, Letter(EMITTER, 1, [Event(2, 0, encode_event({"a": 1}), b"")]), 3)
     site.settle()
     assert Again(EMITTER) in site.said[EMITTER]
+
+
+def test_a_change_does_not_end_before_the_conversations_of_all_lanes_have_arrived() -> None:
+    """If the old access point died after the end of the change, nobody would notice: its lanes would never be read."""
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.settle()
+    site.begin(Configuration(2, ("b",), ONE, ONE))
+    site.settle()
+    site.switch()
+    handed: list[Batch | ToMember | Settled] = []
+    for _ in range(50):
+        site.turns()
+        links = site.links.get(("a", "b", "member"), deque())
+        handed += [one for one in links if isinstance(one, Handover)]
+        site.links["a", "b", "member"] = deque(one for one in links if not isinstance(one, Handover))
+        site.carry()
+    assert handed
+    assert site.processes["b"].progress[1] < 2
+    site.links["a", "b", "member"].extend(handed)
+    site.settle()
+    site.end()
+    site.settle()
+    assert site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
+
+
+def test_events_are_taken_although_an_exit_point_that_left_was_not_heard() -> None:
+    """It told the head that everything is delivered, and was killed before an access point had heard it."""
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.settle()
+    site.change(Configuration(2, ONE, ONE, ("b",)))
+    site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
+    site.begin(Configuration(3, ONE, ONE, ("c",)))
+    for ordered in (site.switch, lambda: None):
+        for _ in range(50):
+            site.turns()
+            site.links.pop(("b", "a", "settled"), None)
+            site.carry()
+        ordered()
+    assert Taken(1) not in site.said[EMITTER]
+    site.end()
+    site.settle()
+    site.say(EMITTER, Event(2, 0, encode_event({"a": 1}), b""))
+    site.settle()
+    taken = [item.number for item in site.said[EMITTER] if isinstance(item, Taken)]
+    assert taken == [1, 2]
+    point = site.processes["a"].access_point
+    assert point is not None
+    assert point.in_flight == 0
 
 
 def test_a_client_hears_its_new_exit_point_when_the_old_one_has_ended() -> None:

@@ -187,6 +187,11 @@ class AccessPoint:
         return bool(self._out)
 
     @property
+    def awaits_lanes(self) -> bool:
+        """Whether conversations of lanes that are here from now on are still to come."""
+        return bool(self._gained)
+
+    @property
     def settled_all(self) -> int:
         """The batch up to which all exit points have settled."""
         return min(self._settled.values())
@@ -357,7 +362,7 @@ class AccessPoint:
             self._switched = self.prepared
             stays = msgspec.structs.replace(self._configuration, number=self.prepared)
             self._out.append((_MARK, Mark(Step.GIVE_UP, stays)))
-        elif number >= self._switched and self._withheld:
+        elif number >= self._switched and (self._withheld or self._leaving):
             self._finish()
         following = orders.next
         if following is None or orders.step is None:
@@ -423,7 +428,9 @@ class AccessPoint:
             self.lanes |= {handover.lane}
 
     def _finish(self) -> None:
-        """Everything before SWITCH is delivered."""
+        """Everything before SWITCH is delivered. An exit point that has left may have said so to the head only."""
+        for name, batch in list(self._leaving.items()):
+            self.settled(name, batch)
         withheld, self._withheld = self._withheld, {}
         for client, number in withheld.items():
             if number:

@@ -210,8 +210,8 @@ class Director:
         return all(self._status(name).prepared >= following.number for name in self.configuration.access_points)
 
     def _is_drained(self, following: Configuration) -> bool:
-        """Whether everything before SWITCH is delivered, and all processes that stay have heard SWITCH: after this they
-        do not hear access points that leave."""
+        """Whether everything before SWITCH is delivered, and all processes that stay have heard SWITCH and have the
+        conversations of their lanes: after this they do not hear access points that leave."""
         awaited = following.members.union(self.configuration.exits)
         return all(self._status(name).drained >= following.number for name in awaited)
 

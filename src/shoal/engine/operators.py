@@ -172,6 +172,8 @@ class Operators:
         point = self.access_point
         ready = 0 if self.matcher is None else self.matcher.ready
         drained = self._configuration.number if self.exit_point is None else self._drained
+        if point is not None and point.awaits_lanes:  # from processes that may leave after this change
+            drained = min(drained, self._configuration.number - 1)
         return ready, drained, 0 if point is None else point.prepared, point is not None and point.roll_over
 
     @property
