@@ -909,3 +909,18 @@ def test_each_process_is_told_how_long_the_lease_lasts_by_its_own_clock() -> Non
     stamp, seconds = found.orders().leases["b"]
     assert stamp == 500.0
     assert seconds == pytest.approx(0.7)
+
+
+def test_the_director_forgets_processes_that_are_gone() -> None:
+    """A process that crashes again and again has another name each time; orders would grow without a bound."""
+    found = Director("a", 5, 0, LIMITS)
+    found.heard(Status("a", 5), 0.0)
+    found.begin(0.0)
+    found.serve()
+    now = 0.0
+    for incarnation in range(100):
+        now += LIMITS.engine_member_silent_s
+        found.heard(Status("a", 5), now)
+        found.heard(Status(f"b-{incarnation}"), now)
+        found.step(now)
+    assert len(found.orders().leases) == 2
