@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from shoal.bus.event_reader import BusMatching
+from shoal.bus.event_reader import TICK_S, BusMatching
 from shoal.engine import messages
 from shoal.engine.messages import FromClient, InForce, Open, Remove, Roll, Welcome, decode_letter
 from shoal.errors import BusClosedError, EngineUnavailableError, FilterError, SubscribeError
@@ -54,6 +54,8 @@ class Site:
         self.closed = False
         self.heard: dict[bytes, Heard] = {}
         self.said: list[FromClient] = []
+        self.has_room = True
+        """Whether letters can be posted."""
         self.conversation = 0
         bus: Any = self
         self.matching = BusMatching(bus, bus, ALL_RULES)
@@ -62,7 +64,9 @@ class Site:
         self.heard[channel] = Heard(wake)
         return self.heard[channel]
 
-    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int]:
+    def post(self, channel: bytes, payload: bytes) -> asyncio.Future[int] | None:
+        if not self.has_room:
+            return None
         letter = decode_letter(payload)
         for item in letter.items:
             self.said.append(item)
@@ -166,4 +170,44 @@ async def test_an_engine_that_says_no_more_that_it_starts_is_not_waited_for() ->
     site.call(Roll(0, open=True))
     with pytest.raises(EngineUnavailableError):
         await asyncio.wait_for(adding, 2 * WAIT_S)
+    await site.matching.aclose()
+
+
+async def test_letters_that_cannot_be_posted_do_not_pile_up() -> None:
+    """Each new instance of the engine gets all filters and events, and a client without a server cannot send them."""
+    site = Site()
+    await site.matching.start()
+    await _settled()
+    site.serve()
+    await _settled()
+    site.has_room = False
+    for _ in range(100):
+        await site.matching.emit({"a": 1}, b"x" * 1000, confirm=False)
+    for instance in range(2, 100):
+        site.call(Roll(instance, open=True))
+        await _settled()
+    assert sum(map(len, site.matching._waiting)) < 2 * 100 * 1100
+    site.has_room, site.said = True, []
+    await asyncio.sleep(TICK_S + 0.1)
+    opened = max(at for at, item in enumerate(site.said) if isinstance(item, Open))
+    events = [item.number for item in site.said[opened:] if isinstance(item, messages.Event)]
+    assert events == [*range(1, 101)]
+    await site.matching.aclose()
+
+
+async def test_a_filter_in_force_that_the_next_engine_refuses_ends_its_reader() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    other = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add_many({"x": "a = 1", "y": "a = 2"}))
+    await _settled()
+    site.serve(1, 2)
+    await adding
+    site.call(Roll(2, open=True))
+    await _settled()
+    site.reply(Welcome(site.conversation, 2), messages.Refused(1, "no room"), InForce(site.conversation, [2]))
+    with pytest.raises(FilterError, match="no room"):
+        await reader.get(timeout=WAIT_S)
+    with pytest.raises(TimeoutError):
+        await other.get(timeout=0.01)
     await site.matching.aclose()

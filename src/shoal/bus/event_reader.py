@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.bus.filter_names import FilterNames
 from shoal.bus.subscription import Subscription
-from shoal.bus.waiters import resolve
+from shoal.bus.waiters import fail, resolve
 from shoal.engine.client import (
     Arrived,
     Effect,
@@ -462,7 +462,8 @@ class BusMatching:
                 with contextlib.suppress(ShoalError):
                     await self._sit_down()
                     self._core.missed("this client has another identity", loop.time())
-            self._core.tick(loop.time())
+            if not self._waiting:
+                self._core.tick(loop.time())
             self._soon()
 
     def _soon(self) -> None:
@@ -501,15 +502,20 @@ class BusMatching:
             self._execute()
 
     def _send(self) -> None:
-        self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
         lane = lane_channel(MAIN, lane_of(self._client))
-        while self._waiting:
+        while self._waiting or self._take_letters():
             posted = self._bus.post(lane, self._waiting[0])
             if posted is None:
                 asyncio.get_running_loop().call_later(TICK_S, self._soon)
                 return
             posted.add_done_callback(_ignore)
             self._waiting.popleft()
+
+    def _take_letters(self) -> bool:
+        """Takes what is to be said next. Not before all else is posted: what a conversation has not said yet is
+        forgotten when another one begins, so it takes no more room however long there is no server."""
+        self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
+        return bool(self._waiting)
 
     def _execute(self) -> None:
         effects, self._core.effects = self._core.effects, []
@@ -535,8 +541,7 @@ class BusMatching:
         elif isinstance(effect, NowInForce):
             self._no_longer_awaited(effect.numbers)
         elif isinstance(effect, FilterRefused):
-            if (awaited := self._awaited.pop(effect.number, None)) is not None and not awaited.done.done():
-                awaited.done.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
+            self._refuse(effect)
         elif isinstance(effect, Missed):
             for reader in self._readers:
                 reader.missed(effect.reason)
@@ -553,12 +558,21 @@ class BusMatching:
                 if not awaited.left:
                     resolve(awaited.done)
 
+    def _refuse(self, effect: FilterRefused) -> None:
+        """The engine refuses a filter. One that was in force may be refused by the next instance, if others have taken
+        its room: then its reader ends with the error."""
+        error = FilterError(f"the engine refuses the filter: {effect.reason}")
+        reader = self._reader_of.pop(effect.number, None)
+        if (awaited := self._awaited.pop(effect.number, None)) is not None:
+            fail(awaited.done, error)
+        elif reader is not None:
+            reader.fail(error)
+
     def _fail_waiting(self, error: ShoalError) -> None:
         """Calls that wait for the engine raise an error."""
         waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
         for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
-            if not waiter.done():
-                waiter.set_exception(error)
+            fail(waiter, error)
 
     def _reject(self, effect: EventRejected) -> None:
         _log.warning("event rejected by the engine", number=effect.number, reason=effect.reason)

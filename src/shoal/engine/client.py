@@ -321,6 +321,7 @@ class EngineClient:
                 self._are_in_force(item.numbers)
         elif type(item) is Refused:
             if self._filters.pop(item.number, None) is not None:
+                self._in_force.discard(item.number)
                 self.effects.append(FilterRefused(item.number, item.reason))
         elif type(item) is Again:
             if item.conversation == self._conversation:
