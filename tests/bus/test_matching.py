@@ -16,13 +16,16 @@ from shoal.bus.event_reader import TICK_S, BusMatching
 from shoal.engine import messages
 from shoal.engine.messages import FromClient, InForce, Open, Remove, Roll, Welcome, decode_letter
 from shoal.errors import BusClosedError, EngineUnavailableError, FilterError, SubscribeError
+from shoal.filters import encode_event
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Message
 from shoal.rules import ALL_RULES
 
 CLIENT = 7
 WAIT_S = 0.3
-LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, subscribe_timeout_s=WAIT_S, drain_timeout_s=WAIT_S)
+LIMITS = msgspec.structs.replace(
+    DEFAULT_LIMITS, subscribe_timeout_s=WAIT_S, drain_timeout_s=WAIT_S, inbox_messages_max=100
+)
 
 
 class Heard:
@@ -210,4 +213,22 @@ async def test_a_filter_in_force_that_the_next_engine_refuses_ends_its_reader() 
         await reader.get(timeout=WAIT_S)
     with pytest.raises(TimeoutError):
         await other.get(timeout=0.01)
+    await site.matching.aclose()
+
+
+async def test_a_call_that_waits_for_a_full_reader_says_so() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    adding = asyncio.create_task(reader.add("x", "a = 1"))
+    await _settled()
+    site.serve(1)
+    await adding
+    for number in range(1, LIMITS.inbox_messages_max + 1):
+        site.reply(messages.Delivery(9, number, 0, encode_event({"a": 1}), b"", messages.pack([1])))
+    await _settled()
+    emitting = asyncio.create_task(site.matching.emit({"a": 1}, b"", confirm=True))
+    await _settled()
+    site.reply(messages.Taken(1))
+    with pytest.raises(EngineUnavailableError, match="a reader of this bus is full"):
+        await emitting
     await site.matching.aclose()

@@ -373,6 +373,11 @@ class BusMatching:
                 patience.reschedule(now + seconds)
 
     def _unavailable(self, what: str) -> EngineUnavailableError:
+        if any(reader.is_full for reader in self._readers):
+            return EngineUnavailableError(
+                f"the engine's answers are not read, because a reader of this bus is full: {what}",
+                do="take items from the reader meanwhile, or emit with another bus",
+            )
         return EngineUnavailableError(
             f"the engine does not answer: {what}",
             do="check `shoal engine status`; a cluster of `shoal up` starts its engine at the first use, unless it was "
