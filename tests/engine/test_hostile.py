@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from types import SimpleNamespace
 from typing import Any
@@ -11,12 +12,15 @@ import pytest
 from msgspec.structs import replace as structs_replace
 from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.client import EngineClient
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Handover, Stage, Step, decode_to_member, encode
-from shoal.engine.member_shell import MemberShell
+from shoal.engine.member_shell import READ_ITEMS_MAX, MemberShell
 from shoal.engine.messages import (
+    ITEMS_MAX,
     LANES,
     Add,
+    Alive,
     Delivery,
     Event,
     FromClient,
@@ -29,9 +33,11 @@ from shoal.engine.messages import (
     Rejected,
     Resend,
     Taken,
+    Welcome,
     decode_letter,
     decode_replies,
     lane_channel,
+    lane_of,
 )
 from shoal.errors import ProtocolError
 from shoal.filters import encode_event, parse
@@ -191,17 +197,59 @@ def test_adding_nothing_takes_no_memory() -> None:
     assert InForce(BAD, [1]) in site.say(BAD, Ready())[BAD]
 
 
+def test_a_letter_opens_one_conversation() -> None:
+    """Each is answered: half a million in a second would keep the engine from extending its lease."""
+    site = Site()
+    said = site.say(BAD, *[Open(number) for number in range(1, 1000)])
+    assert [item.conversation for item in said[BAD] if isinstance(item, Welcome)] == [1]
+
+
+def test_a_letter_with_very_many_items_is_an_error_of_its_sender_and_clients_send_none() -> None:
+    decode_letter(_wire(Letter(1, 1, [Alive()] * ITEMS_MAX)))
+    with pytest.raises(ProtocolError):
+        decode_letter(_wire(Letter(1, 1, [Alive()] * (ITEMS_MAX + 1))))
+    client = EngineClient(structs_replace(LIMITS, engine_letter_bytes_max=8 << 20), lambda: 7)
+    client.hello(0.0)
+    for number in range(20_000):
+        client.remove(client.add([b"%d" % number]))
+    letters = [decode_letter(letter) for letter in client.take_letters(0.0)]
+    assert sum(len(letter.items) for letter in letters) == 40_002
+
+
+def _shell(lanes: dict[int, deque[Message]]) -> Any:
+    shell: Any = MemberShell.__new__(MemberShell)
+    shell._engine, shell._lanes, shell._awake = "main", [*lanes], asyncio.Event()
+    shell._listening = {
+        lane_channel("main", lane): SimpleNamespace(get_nowait=lambda box=box: box.popleft() if box else None)
+        for lane, box in lanes.items()
+    }
+    return shell
+
+
+def test_a_flood_of_letters_is_read_in_many_turns_and_lanes_take_turns() -> None:
+    flood = Message("", _wire(Letter(BAD, 1, [Alive()] * 1000)), BAD, 1, 0)
+    other = next(client for client in range(1, 100) if lane_of(client) != lane_of(BAD))
+    letter = Message("", _wire(Letter(other, 1, [Open(other)])), other, 1, 0)
+    shell = _shell({lane_of(BAD): deque([flood] * 1000), lane_of(other): deque([letter])})
+    heard: list[int] = []
+    operators: Any = SimpleNamespace(
+        lanes=frozenset(range(LANES)), received=lambda client, letter, sequence: heard.append(client)
+    )
+    shell._read_lanes(operators)
+    assert heard == [BAD] * len(heard)
+    assert len(heard) * 1000 < READ_ITEMS_MAX + 2 * 1000
+    assert shell._awake.is_set()
+    heard.clear()
+    shell._read_lanes(operators)
+    assert heard[0] == other
+
+
 def test_a_client_is_heard_in_its_own_lane_only() -> None:
     """Another lane may have another access point. When that leaves, the filters of a client that is of none
     of its lanes would stay."""
     lanes = {lane: deque([Message("", _wire(Letter(BAD, 1, [Open(BAD)])), BAD, 1, 0)]) for lane in range(LANES)}
     heard: list[int] = []
-    shell: Any = MemberShell.__new__(MemberShell)
-    shell._engine, shell._lanes = "main", [*lanes]
-    shell._listening = {
-        lane_channel("main", lane): SimpleNamespace(get_nowait=lambda box=box: box.popleft() if box else None)
-        for lane, box in lanes.items()
-    }
+    shell = _shell(lanes)
     operators: Any = SimpleNamespace(
         lanes=frozenset(lanes), received=lambda client, letter, sequence: heard.append(client)
     )

@@ -219,6 +219,8 @@ class AccessPoint:
             if presents and self.roll_open and type(item) is not Event:
                 self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
+                if item is not letter.items[0]:
+                    return  # each would be answered
                 conversation = self._open(client, item, letter.floor, now)
                 known = conversation is not None
             elif not known or conversation is None:

@@ -527,7 +527,7 @@ class EngineClient:
         size = 0
         for item in items:
             more = _bytes_of(item)
-            if part and size + more > self._limits.engine_letter_bytes_max:
+            if part and (size + more > self._limits.engine_letter_bytes_max or len(part) == messages.ITEMS_MAX):
                 letters.append(messages.encode(Letter(self._conversation, self._floor, part)))
                 part, size = [], 0
             part.append(item)

@@ -30,6 +30,8 @@ NUMBER_BYTES: Final = 4
 NUMBER_MAX: Final = (1 << 8 * NUMBER_BYTES) - 1
 EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """The number of an event. Larger ones are an error of the client: the number after it must fit a message too."""
+ITEMS_MAX: Final = 8192
+"""Items of a client's letter: it is read in one turn of the engine."""
 MAIN: Final = "main"
 """The engine of a cluster."""
 
@@ -68,8 +70,9 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A conversation begins; earlier ones of this client are over. The client presents all its filters, up to Ready.
-    `instance` is the engine with which filters of this client were in force before, 0 if with none."""
+    """A conversation begins; earlier ones of this client are over. It is the first item of a letter. The client
+    presents all its filters, up to Ready. `instance` is the engine with which filters of this client were in force
+    before, 0 if with none."""
 
     conversation: int
     instance: int = 0
@@ -116,7 +119,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
 
     conversation: int
     floor: EventNumber
-    items: list[FromClient]
+    items: Annotated[list[FromClient], msgspec.Meta(max_length=ITEMS_MAX)]
 
 
 # From the engine
