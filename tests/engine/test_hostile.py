@@ -20,7 +20,9 @@ from shoal.engine.messages import (
     ITEMS_MAX,
     LANES,
     Add,
+    Again,
     Alive,
+    Close,
     Delivery,
     Event,
     FromClient,
@@ -31,6 +33,7 @@ from shoal.engine.messages import (
     Ready,
     Refused,
     Rejected,
+    Remove,
     Resend,
     Taken,
     Welcome,
@@ -42,7 +45,7 @@ from shoal.engine.messages import (
 from shoal.errors import ProtocolError
 from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
-from shoal.message import Message
+from shoal.message import Message, Retraction
 
 LIMITS = msgspec.structs.replace(
     DEFAULT_LIMITS,
@@ -255,3 +258,34 @@ def test_a_client_is_heard_in_its_own_lane_only() -> None:
     )
     shell._read_lanes(operators)
     assert heard == [BAD]
+
+
+def test_a_client_whose_letters_were_forged_begins_again_and_is_told() -> None:
+    """The false letter has removed its filter, and made its events repetitions. Another one has ended it."""
+    for forged in (Letter(GOOD, 1 << 40, [Remove([1])]), Letter(GOOD, 1, [Close()]), Letter(GOOD, 1, [Open(5)])):
+        site = Site()
+        site.open(GOOD, "a = 1")
+        site.engine.received(GOOD, forged)
+        site.turn()
+        site.engine.false_letter(GOOD)
+        site.turn()
+        assert Again(GOOD) in site.say(GOOD, Alive())[GOOD]
+        letter = Letter(8, 1, [Open(8, 1), Add([(1, _wire(parse("a = 1")))]), Ready(), event(1)])
+        site.engine.received(GOOD, letter)
+        said = site.turn()[GOOD]
+        assert [item.late for item in said if isinstance(item, Welcome)] == [True]
+        assert [item.number for item in said if isinstance(item, Delivery)] == [1]
+        assert Taken(1) in said
+        site.engine.received(GOOD, Letter(9, 2, [Open(9, 1), Ready()]))
+        assert [item.late for item in site.turn()[GOOD] if isinstance(item, Welcome)] == [False]
+
+
+def test_a_retraction_in_a_lane_is_a_false_letter() -> None:
+    lane = lane_of(GOOD)
+    shell = _shell({lane: deque()})
+    shell._listening[lane_channel("main", lane)] = SimpleNamespace(
+        get_nowait=deque([Retraction("", GOOD, 7), None]).popleft
+    )
+    false: list[int] = []
+    shell._read_lanes(SimpleNamespace(lanes=frozenset([lane]), false_letter=false.append))
+    assert false == [GOOD]

@@ -81,7 +81,7 @@ class _Conversation:
 
     __slots__ = (
         *("choked", "filters", "handed", "heard_at", "in_roll", "next", "number", "presented", "ready", "sequence"),
-        "served",
+        *("distrusted", "served"),
     )
 
     def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
@@ -97,6 +97,8 @@ class _Conversation:
         self.presented: list[list[tuple[int, bytes]]] = []
         self.filters = 0
         """How many filters are presented."""
+        self.distrusted = False
+        """Whether another client has spoken in the name of this one, so that all that is known here may be wrong."""
         self.sequence = 0
         """The number of the last letter."""
         self.handed = False
@@ -244,6 +246,18 @@ class AccessPoint:
             self._say(client, Again(conversation.number))
             conversation.number = 0
 
+    def distrust(self, client: int, now: float) -> None:
+        """A letter in the name of a client was false, and may have done anything: the client begins again, and its
+        readers are told that events may be missing."""
+        conversation = self._conversations.get(client)
+        if conversation is None:  # perhaps the letter has closed it
+            if len(self._conversations) >= self._limits.engine_clients_max:
+                return
+            conversation = self._conversations[client] = _Conversation(0, 0, False, now)
+            conversation.served = True
+        self.missed(client)
+        conversation.distrusted = True
+
     def _open(self, client: int, opened: Open, floor: int, now: float) -> _Conversation | None:
         before = self._conversations.pop(client, None)
         if len(self._conversations) >= self._limits.engine_clients_max:
@@ -252,12 +266,13 @@ class AccessPoint:
             return None
         conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self.roll_open, now)
         if before is not None:
-            conversation.next = max(before.next, floor)
+            conversation.next = floor if before.distrusted else max(before.next, floor)
             conversation.served = before.served
             conversation.in_roll = before.in_roll
         # An instance in between died before it matched an event, so its clients have missed nothing.
         on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
+        late = late or (before is not None and before.distrusted and opened.instance != 0)
         self._say(client, Welcome(opened.conversation, self._instance, late))
         return conversation
 
@@ -397,7 +412,7 @@ class AccessPoint:
         by_lane: dict[int, list[Handed]] = {lane: [] for lane in sorted(lost)}
         for client in [client for client in self._conversations if lane_of(client) in lost]:
             one = self._conversations.pop(client)
-            flags = one.ready, one.in_roll, one.served, one.choked
+            flags = one.ready, one.in_roll, one.served, one.choked, one.distrusted
             handed = Handed(client, one.number, one.next, one.sequence, one.filters, *flags)
             by_lane[lane_of(client)].append(handed)
         for lane, rows in by_lane.items():
@@ -419,7 +434,7 @@ class AccessPoint:
                 row.conversation, row.next, row.in_roll, self._look_at
             )
             one.sequence, one.handed, one.filters = row.sequence, True, row.filters
-            one.ready, one.served = row.ready, row.served
+            one.ready, one.served, one.distrusted = row.ready, row.served, row.distrusted
             self._withheld[row.client] = row.next - 1
             if not row.ready:  # it was presenting its filters
                 self.missed(row.client)

@@ -39,7 +39,7 @@ from shoal.errors import ProtocolError, ShoalError
 from shoal.filters.index.background import Background
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.message import Gap, Message
+from shoal.message import Gap, Message, Retraction
 from shoal.rules import Rules
 from shoal.runtime import TIMER_GRAIN_S
 
@@ -270,7 +270,9 @@ class MemberShell:
                         operators.received(item.publisher, letter, item.sequence)
                     except ProtocolError as error:
                         self._ignore_letter(item.publisher, error)
-                elif isinstance(item, Gap) and item.publisher:
+                elif isinstance(item, Retraction):
+                    operators.false_letter(item.publisher)
+                elif item.publisher:  # a gap without one tells of publishers that have died
                     operators.missed_letter(item.publisher)
         if size >= READ_BYTES_MAX or items >= READ_ITEMS_MAX:
             self._lanes.append(self._lanes.pop(0))
