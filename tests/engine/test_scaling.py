@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as structs_replace
 from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.access_point import AccessPoint
 from shoal.engine.client import Arrived, EngineClient, Missed
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.director import RETRY_S, Director, InstanceEndsError, Phase, Wanted
-from shoal.engine.links import Batch, Handover, Orders, Settled, Stage, State, Status, Step, ToMember
+from shoal.engine.links import Batch, Handover, Orders, Replies, Settled, Stage, State, Status, Step, ToMember
 from shoal.engine.messages import (
     LANES,
     Add,
@@ -924,3 +925,39 @@ def test_the_director_forgets_processes_that_are_gone() -> None:
         found.heard(Status(f"b-{incarnation}"), now)
         found.step(now)
     assert len(found.orders().leases) == 2
+
+
+def _point_in_roll(*names: str) -> AccessPoint:
+    """An access point of instance 2 whose clients are called; instance 1 has served before."""
+    configuration = Configuration(1, names, ONE, ONE)
+    point = AccessPoint("a", 2, 1, configuration, LIMITS, 0.0)
+    point.obey(Orders(2, "a", 1, configuration, stage=Stage.ROLL), 0.0)
+    return point
+
+
+def _told(point: AccessPoint) -> list[FromEngine]:
+    replies = [batch.body.replies for batch in point.take_batches() if isinstance(batch.body, Replies)]
+    return [item for some in replies for _, item in some]
+
+
+@pytest.mark.parametrize(("names", "late"), [(("a",), False), (("a", "b"), True)])
+def test_a_client_that_comes_after_the_end_of_a_roll_was_said_is_late_if_another_access_point_may_serve(
+    names: tuple[str, ...], late: bool
+) -> None:
+    point = _point_in_roll(*names)
+    point.tick(LIMITS.engine_roll_s_max)
+    assert point.roll_over
+    point.received(READER, Letter(7, 1, [Open(7, 1), Ready()]), LIMITS.engine_roll_s_max)
+    assert Welcome(7, 2, late) in _told(point)
+
+
+def test_a_client_that_ends_its_presentation_after_the_end_of_a_roll_was_said_is_late() -> None:
+    point, now = _point_in_roll("a", "b"), LIMITS.engine_roll_s_max
+    point.received(READER, Letter(7, 1, [Open(7, 1)]), 0.0)
+    point.tick(now)
+    assert point.roll_over
+    point.received(READER, Letter(7, 1, [Ready()]), now)
+    point.obey(Orders(2, "a", 1, Configuration(1, ("a", "b"), ONE, ONE), stage=Stage.SERVE), now)
+    assert _told(point) == [Welcome(7, 2), Again(7)]
+    point.received(READER, Letter(8, 1, [Open(8, 2), Ready()]), now)
+    assert _told(point) == [Welcome(8, 2, late=True)]

@@ -81,7 +81,7 @@ class _Conversation:
 
     __slots__ = (
         *("choked", "filters", "handed", "heard_at", "in_roll", "next", "number", "presented", "ready", "sequence"),
-        *("distrusted", "served"),
+        *("distrusted", "served", "too_late"),
     )
 
     def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
@@ -93,6 +93,8 @@ class _Conversation:
         self.ready = False
         self.served = False
         """Whether the client has presented its filters here, in this conversation or an earlier one."""
+        self.too_late = False
+        """Whether the client has presented its filters while the roll was open here, but perhaps not elsewhere."""
         self.choked = False
         self.presented: list[list[tuple[int, bytes]]] = []
         self.filters = 0
@@ -264,7 +266,7 @@ class AccessPoint:
             reason = f"the engine has engine_clients_max={self._limits.engine_clients_max} clients"
             self._say(client, Welcome(opened.conversation, self._instance, refusal=reason))
             return None
-        conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self.roll_open, now)
+        conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self._admits, now)
         if before is not None:
             conversation.next = floor if before.distrusted else max(before.next, floor)
             conversation.served = before.served
@@ -272,7 +274,7 @@ class AccessPoint:
         # An instance in between died before it matched an event, so its clients have missed nothing.
         on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
-        late = late or (before is not None and before.distrusted and opened.instance != 0)
+        late = late or (before is not None and (before.distrusted or before.too_late) and opened.instance != 0)
         self._say(client, Welcome(opened.conversation, self._instance, late))
         return conversation
 
@@ -502,7 +504,7 @@ class AccessPoint:
 
     def tick(self, now: float) -> None:
         """Looks whether the roll may be closed, and removes clients that have been silent for too long."""
-        self.roll_over = self._called and self.roll_open and self._roll_is_over(now)
+        self._look_at_roll(now)
         if now < self._look_at:
             return
         grace_s = self._limits.engine_client_grace_s
@@ -512,6 +514,23 @@ class AccessPoint:
             self._leave(client)
             self._say(client, Dropped(one.number))
 
+    @property
+    def _admits(self) -> bool:
+        """Whether a client that comes now has its filters in force before the first event is matched. Other access
+        points have fans of their own: they may serve as soon as this one has said that its roll is over."""
+        return self.roll_open and not (self.roll_over and self._has_others)
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._configuration.access_points) > 1
+
+    def _look_at_roll(self, now: float) -> None:
+        is_over = self._called and self.roll_open and self._roll_is_over(now)
+        if is_over and not self.roll_over and self._has_others:
+            for one in self._conversations.values():
+                one.too_late = not one.served
+        self.roll_over = is_over or (self.roll_over and self._has_others)
+
     def _serve(self) -> None:
         """Ends the roll and takes the events that have waited. It is known that this instance serves, so the next one
         can tell which clients have been served without a break. Clients that are still presenting filters are too late,
@@ -520,6 +539,8 @@ class AccessPoint:
         for client in [client for client, one in self._conversations.items() if not one.served]:
             late = self._conversations.pop(client)
             self._say(client, Again(late.number))
+        for client in [client for client, one in self._conversations.items() if one.too_late]:
+            self.missed(client)
         held, self._held, self._held_bytes = self._held, deque(), 0
         for client, event in held:
             self._emit(client, event)
