@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace as structs_replace
 from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.access_point import AccessPoint
 from shoal.engine.client import Arrived, EngineClient, Missed
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.director import RETRY_S, Director, InstanceEndsError, Phase, Wanted
-from shoal.engine.links import Batch, Orders, Settled, Stage, State, Status, Step, ToMember
+from shoal.engine.links import Batch, Handover, Orders, Replies, Settled, Stage, State, Status, Step, ToMember
 from shoal.engine.messages import (
     LANES,
     Add,
@@ -463,6 +464,56 @@ def test_a_letter_that_the_old_access_point_did_not_read_is_asked_for_again() ->
     assert Again(EMITTER) in site.said[EMITTER]
 
 
+def test_a_change_does_not_end_before_the_conversations_of_all_lanes_have_arrived() -> None:
+    """If the old access point died after the end of the change, nobody would notice: its lanes would never be read."""
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.settle()
+    site.begin(Configuration(2, ("b",), ONE, ONE))
+    site.settle()
+    site.switch()
+    handed: list[Batch | ToMember | Settled] = []
+    for _ in range(50):
+        site.turns()
+        links = site.links.get(("a", "b", "member"), deque())
+        handed += [one for one in links if isinstance(one, Handover)]
+        site.links["a", "b", "member"] = deque(one for one in links if not isinstance(one, Handover))
+        site.carry()
+    assert handed
+    assert site.processes["b"].progress[1] < 2
+    site.links["a", "b", "member"].extend(handed)
+    site.settle()
+    site.end()
+    site.settle()
+    assert site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
+
+
+def test_events_are_taken_although_an_exit_point_that_left_was_not_heard() -> None:
+    """It told the head that everything is delivered, and was killed before an access point had heard it."""
+    site = Site()
+    site.say(EMITTER, Open(EMITTER), Ready())
+    site.settle()
+    site.change(Configuration(2, ONE, ONE, ("b",)))
+    site.say(EMITTER, Event(1, 0, encode_event({"a": 1}), b""))
+    site.begin(Configuration(3, ONE, ONE, ("c",)))
+    for ordered in (site.switch, lambda: None):
+        for _ in range(50):
+            site.turns()
+            site.links.pop(("b", "a", "settled"), None)
+            site.carry()
+        ordered()
+    assert Taken(1) not in site.said[EMITTER]
+    site.end()
+    site.settle()
+    site.say(EMITTER, Event(2, 0, encode_event({"a": 1}), b""))
+    site.settle()
+    taken = [item.number for item in site.said[EMITTER] if isinstance(item, Taken)]
+    assert taken == [1, 2]
+    point = site.processes["a"].access_point
+    assert point is not None
+    assert point.in_flight == 0
+
+
 def test_a_client_hears_its_new_exit_point_when_the_old_one_has_ended() -> None:
     client = EngineClient(LIMITS, lambda: 7)
     client.add([_wire(parse("a = 1"))])
@@ -539,6 +590,22 @@ def test_what_waits_for_the_end_of_a_path_has_a_bound() -> None:
         client.received([Delivery(5, number, 0, encode_event({"a": 1}), b"", pack([1]))], 0.0, 20)
     assert _arrived(client) == [*range(1, 40)]
     assert sum(isinstance(effect, Missed) for effect in client.effects) == 1
+
+
+def test_a_path_does_not_wait_for_ever_for_an_end_that_is_lost() -> None:
+    """Its loss may be known before the new exit point says anything: then no other loss follows that ends the wait."""
+    client = EngineClient(LIMITS, lambda: 7)
+    (number,) = client.add([_wire(parse("a = 1"))])
+    client.hello(0.0)
+    client.received([Welcome(7, 1), InForce(7, [number])], 0.0, 10)
+    client.missed("a hole", 1.0)
+    event = Delivery(5, 1, 0, encode_event({"a": 1}), b"", pack([number]))
+    client.received([PathBegin(1, 2), Welcome(7, 1), InForce(7, [number]), event], 1.0, 20)
+    client.tick(1.0 + LIMITS.engine_client_grace_s / 2)
+    assert _arrived(client) == []
+    client.tick(1.0 + LIMITS.engine_client_grace_s)
+    assert _arrived(client) == [1]
+    assert [type(effect) for effect in client.effects].count(Missed) == 2
 
 
 def test_a_late_letter_of_an_earlier_instance_is_a_gap_if_it_repeats_nothing() -> None:
@@ -843,3 +910,54 @@ def test_each_process_is_told_how_long_the_lease_lasts_by_its_own_clock() -> Non
     stamp, seconds = found.orders().leases["b"]
     assert stamp == 500.0
     assert seconds == pytest.approx(0.7)
+
+
+def test_the_director_forgets_processes_that_are_gone() -> None:
+    """A process that crashes again and again has another name each time; orders would grow without a bound."""
+    found = Director("a", 5, 0, LIMITS)
+    found.heard(Status("a", 5), 0.0)
+    found.begin(0.0)
+    found.serve()
+    now = 0.0
+    for incarnation in range(100):
+        now += LIMITS.engine_member_silent_s
+        found.heard(Status("a", 5), now)
+        found.heard(Status(f"b-{incarnation}"), now)
+        found.step(now)
+    assert len(found.orders().leases) == 2
+
+
+def _point_in_roll(*names: str) -> AccessPoint:
+    """An access point of instance 2 whose clients are called; instance 1 has served before."""
+    configuration = Configuration(1, names, ONE, ONE)
+    point = AccessPoint("a", 2, 1, configuration, LIMITS, 0.0)
+    point.obey(Orders(2, "a", 1, configuration, stage=Stage.ROLL), 0.0)
+    return point
+
+
+def _told(point: AccessPoint) -> list[FromEngine]:
+    replies = [batch.body.replies for batch in point.take_batches() if isinstance(batch.body, Replies)]
+    return [item for some in replies for _, item in some]
+
+
+@pytest.mark.parametrize(("names", "late"), [(("a",), False), (("a", "b"), True)])
+def test_a_client_that_comes_after_the_end_of_a_roll_was_said_is_late_if_another_access_point_may_serve(
+    names: tuple[str, ...], late: bool
+) -> None:
+    point = _point_in_roll(*names)
+    point.tick(LIMITS.engine_roll_s_max)
+    assert point.roll_over
+    point.received(READER, Letter(7, 1, [Open(7, 1), Ready()]), LIMITS.engine_roll_s_max)
+    assert Welcome(7, 2, late) in _told(point)
+
+
+def test_a_client_that_ends_its_presentation_after_the_end_of_a_roll_was_said_is_late() -> None:
+    point, now = _point_in_roll("a", "b"), LIMITS.engine_roll_s_max
+    point.received(READER, Letter(7, 1, [Open(7, 1)]), 0.0)
+    point.tick(now)
+    assert point.roll_over
+    point.received(READER, Letter(7, 1, [Ready()]), now)
+    point.obey(Orders(2, "a", 1, Configuration(1, ("a", "b"), ONE, ONE), stage=Stage.SERVE), now)
+    assert _told(point) == [Welcome(7, 2), Again(7)]
+    point.received(READER, Letter(8, 1, [Open(8, 2), Ready()]), now)
+    assert _told(point) == [Welcome(8, 2, late=True)]

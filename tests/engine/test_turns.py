@@ -40,3 +40,13 @@ def test_an_event_that_no_filter_matches_is_taken_in_the_next_turn_which_follows
     assert is_busy(engine)
     assert said(engine, 2.0) == [Taken(1)]
     assert not is_busy(engine)
+
+
+def test_a_roll_to_which_no_client_comes_ends_after_engine_roll_s() -> None:
+    engine = LoneEngine(1, 0, DEFAULT_LIMITS, 0.0)
+    engine.lease_until = 1e9
+    engine.turn(0.0)
+    engine.turn(DEFAULT_LIMITS.engine_roll_s / 2)
+    assert not engine.wants_to_serve
+    engine.turn(2 * DEFAULT_LIMITS.engine_roll_s)
+    assert engine.wants_to_serve

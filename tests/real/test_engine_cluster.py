@@ -17,6 +17,7 @@ from tests.support.command import run_command, run_json_command, start_process
 import shoal
 import shoal.errors
 from shoal.cluster.local import LocalCluster
+from shoal.cluster.state import StateDir
 from shoal.engine.warm_up import warm_up
 from shoal.limits import DEFAULT_LIMITS
 
@@ -117,11 +118,14 @@ async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pyt
             (("01-1-1",), "not a configuration"),
             (("\uff11-1-1",), "not a configuration"),
             (("1-" + "9" * 5000 + "-1",), "not a configuration"),
-            (("1-2-1", "--without", "nobody"), "no process 'nobody'"),
+            (("1-3-1", "--without", "nobody"), "no process 'nobody'"),
         ):
             status, _, error = await run_command(capsys, "engine", "scale", *words, *where)
             assert status == 1
             assert said in error
+        stored = StateDir(state).read()
+        assert stored is not None
+        assert len(stored.others["engine"]) == 3  # none was started for what was refused
 
 
 async def _emit_until_cancelled(bus: shoal.Bus) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -17,7 +17,7 @@ import msgspec
 
 from shoal.bus.filter_names import FilterNames
 from shoal.bus.subscription import Subscription
-from shoal.bus.waiters import resolve
+from shoal.bus.waiters import fail, resolve
 from shoal.engine.client import (
     Arrived,
     Effect,
@@ -157,13 +157,16 @@ class Matching:
         if known := self._numbers.keys() & parsed.keys():
             raise FilterError(f"this reader has a filter {min(known)!r} already", do="remove it first")
         numbers = self._matching.add(self, parsed.values())
-        self._numbers.update(zip(parsed, numbers, strict=True))
+        added = dict(zip(parsed, numbers, strict=True))
+        self._numbers.update(added)
         self._names.add(numbers, [*parsed])
         try:
             await self._matching.in_force(numbers)
         except BaseException:
-            self._drop(list(parsed))
+            self._drop(added)
             raise
+        if self._closed:
+            raise SubscribeError("this reader was closed meanwhile")
 
     async def _parse(self, filters: Mapping[str, str | Filter]) -> dict[str, Filter]:
         """Parse filters. With many, the bus is served meanwhile."""
@@ -176,18 +179,20 @@ class Matching:
         return parsed
 
     async def remove(self, *names: str) -> None:
-        """Remove filters. Raises FilterError if there is none of a name."""
+        """Remove filters. Raises FilterError if there is none of a name; then none is removed."""
         for name in names:
             if name not in self._numbers:
                 raise FilterError(f"this reader has no filter {name!r}")
-        self._drop(names)
+        self._drop({name: self._numbers[name] for name in names})
 
-    def _drop(self, names: Iterable[str]) -> None:
+    def _drop(self, filters: Mapping[str, int]) -> None:
+        """Removes those of some filters that are still there; others were removed meanwhile."""
         self._name_all()
-        numbers = [self._numbers.pop(name) for name in names]
-        for number in numbers:
+        left = {name: number for name, number in filters.items() if self._numbers.get(name) == number}
+        for name, number in left.items():
+            del self._numbers[name]
             self._names.drop(number)
-        self._matching.remove(numbers)
+        self._matching.remove(list(left.values()))
 
     @property
     def filters(self) -> list[str]:
@@ -311,6 +316,10 @@ class BusMatching:
         self._closed = False
         self._flushing = False
         self._waits = 0
+        self._patient: dict[asyncio.Timeout, float] = {}
+        """Calls that wait for the engine, and for how long."""
+        self._starts_at = 0.0
+        """When an engine said last that it starts."""
 
     # For applications
 
@@ -353,12 +362,36 @@ class BusMatching:
 
     async def _answered(self, waiter: asyncio.Future[None], what: str) -> None:
         try:
-            async with asyncio.timeout(self.limits.drain_timeout_s):
+            async with self._patience(self.limits.drain_timeout_s):
                 await waiter
         except TimeoutError:
             raise self._unavailable(what) from None
 
+    @contextlib.asynccontextmanager
+    async def _patience(self, seconds: float) -> AsyncIterator[None]:
+        """Raises TimeoutError if the engine does not answer in time. The time begins again whenever an engine says that
+        it is starting: the first one on a machine compiles its kernels."""
+        async with asyncio.timeout(seconds) as patience:
+            self._patient[patience] = seconds
+            try:
+                yield
+            finally:
+                del self._patient[patience]
+
+    def _engine_starts(self, now: float) -> None:
+        if not self._starts_at:
+            _log.warning("waiting for an engine that starts; the first start on a machine takes up to a minute")
+        self._starts_at = now
+        for patience, seconds in self._patient.items():
+            if not patience.expired():
+                patience.reschedule(now + seconds)
+
     def _unavailable(self, what: str) -> EngineUnavailableError:
+        if any(reader.is_full for reader in self._readers):
+            return EngineUnavailableError(
+                f"the engine's answers are not read, because a reader of this bus is full: {what}",
+                do="take items from the reader meanwhile, or emit with another bus",
+            )
         return EngineUnavailableError(
             f"the engine does not answer: {what}",
             do="check `shoal engine status`; a cluster of `shoal up` starts its engine at the first use, unless it was "
@@ -381,7 +414,7 @@ class BusMatching:
         awaited = _Awaited(len(numbers))
         self._awaited.update(dict.fromkeys(numbers, awaited))
         try:
-            async with asyncio.timeout(self.limits.subscribe_timeout_s):
+            async with self._patience(self.limits.subscribe_timeout_s):
                 await self.start()
                 self._soon()
                 await awaited.done
@@ -405,6 +438,7 @@ class BusMatching:
         """Remove filters."""
         for number in numbers:
             self._reader_of.pop(number, None)
+        self._no_longer_awaited(numbers)
         if numbers and not self._closed:
             self._core.remove(numbers)
             self._soon()
@@ -447,7 +481,8 @@ class BusMatching:
                 with contextlib.suppress(ShoalError):
                     await self._sit_down()
                     self._core.missed("this client has another identity", loop.time())
-            self._core.tick(loop.time())
+            if not self._waiting:
+                self._core.tick(loop.time())
             self._soon()
 
     def _soon(self) -> None:
@@ -470,7 +505,10 @@ class BusMatching:
         while self._call is not None and (item := self._call.get_nowait()) is not None:
             if isinstance(item, Message):
                 with contextlib.suppress(ProtocolError):
-                    self._core.called(decode_roll(item.payload), now)
+                    roll = decode_roll(item.payload)
+                    if not roll.instance and not self._core.is_open:
+                        self._engine_starts(now)
+                    self._core.called(roll, now)
         while not any(reader.is_full for reader in self._readers):
             item = self._seat.get_nowait()
             if item is None:
@@ -483,15 +521,20 @@ class BusMatching:
             self._execute()
 
     def _send(self) -> None:
-        self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
         lane = lane_channel(MAIN, lane_of(self._client))
-        while self._waiting:
+        while self._waiting or self._take_letters():
             posted = self._bus.post(lane, self._waiting[0])
             if posted is None:
                 asyncio.get_running_loop().call_later(TICK_S, self._soon)
                 return
             posted.add_done_callback(_ignore)
             self._waiting.popleft()
+
+    def _take_letters(self) -> bool:
+        """Takes what is to be said next. Not before all else is posted: what a conversation has not said yet is
+        forgotten when another one begins, so it takes no more room however long there is no server."""
+        self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
+        return bool(self._waiting)
 
     def _execute(self) -> None:
         effects, self._core.effects = self._core.effects, []
@@ -515,25 +558,40 @@ class BusMatching:
             while self._taken and self._taken[0][0] <= effect.number:
                 resolve(self._taken.popleft()[1])
         elif isinstance(effect, NowInForce):
-            for number in effect.numbers:
-                if (awaited := self._awaited.pop(number, None)) is not None:
-                    awaited.left -= 1
-                    if not awaited.left:
-                        resolve(awaited.done)
+            self._no_longer_awaited(effect.numbers)
         elif isinstance(effect, FilterRefused):
-            if (awaited := self._awaited.pop(effect.number, None)) is not None and not awaited.done.done():
-                awaited.done.set_exception(FilterError(f"the engine refuses the filter: {effect.reason}"))
+            self._refuse(effect)
         elif isinstance(effect, Missed):
             for reader in self._readers:
                 reader.missed(effect.reason)
         elif isinstance(effect, EventRejected):
             self._reject(effect)
         elif isinstance(effect, NotAdmitted):
-            error = EngineUnavailableError(f"the engine refuses this client: {effect.reason}")
-            waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
-            for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
-                if not waiter.done():
-                    waiter.set_exception(error)
+            self._fail_waiting(EngineUnavailableError(f"the engine refuses this client: {effect.reason}"))
+
+    def _no_longer_awaited(self, numbers: Iterable[int]) -> None:
+        """Filters are in force, or were removed before they were."""
+        for number in numbers:
+            if (awaited := self._awaited.pop(number, None)) is not None:
+                awaited.left -= 1
+                if not awaited.left:
+                    resolve(awaited.done)
+
+    def _refuse(self, effect: FilterRefused) -> None:
+        """The engine refuses a filter. One that was in force may be refused by the next instance, if others have taken
+        its room: then its reader ends with the error."""
+        error = FilterError(f"the engine refuses the filter: {effect.reason}")
+        reader = self._reader_of.pop(effect.number, None)
+        if (awaited := self._awaited.pop(effect.number, None)) is not None:
+            fail(awaited.done, error)
+        elif reader is not None:
+            reader.fail(error)
+
+    def _fail_waiting(self, error: ShoalError) -> None:
+        """Calls that wait for the engine raise an error."""
+        waiting = [one.done for one in dict.fromkeys(self._awaited.values())]
+        for waiter in [*waiting, *self._rooms, *(done for _, done in self._taken)]:
+            fail(waiter, error)
 
     def _reject(self, effect: EventRejected) -> None:
         _log.warning("event rejected by the engine", number=effect.number, reason=effect.reason)
@@ -545,9 +603,10 @@ class BusMatching:
 
     async def drain(self) -> None:
         """Wait until the engine has taken every event."""
-        deadline = asyncio.get_running_loop().time() + self.limits.drain_timeout_s
+        began = asyncio.get_running_loop().time()
         while self._core.untaken:
-            if asyncio.get_running_loop().time() >= deadline:
+            since = max(began, self._starts_at)
+            if asyncio.get_running_loop().time() >= since + self.limits.drain_timeout_s:
                 left = self._core.untaken
                 raise self._unavailable(
                     f"{left} event{'s' * (left > 1)} not delivered within drain_timeout_s, and lost"
@@ -569,6 +628,7 @@ class BusMatching:
         error = BusClosedError("the bus was closed; its match() ended with it")
         for reader in self._readers:
             reader.fail(error)
+        self._fail_waiting(BusClosedError())
 
 
 def _ignore(done: asyncio.Future[int]) -> None:

@@ -120,16 +120,17 @@ async def _serve(url: str, settings: Settings, name: str) -> None:
     from shoal.engine import engine_metrics
     from shoal.engine.freed_memory import TidyThreads, give_back_large_blocks
     from shoal.engine.shell import EngineShell
+    from shoal.engine.start_notice import while_announced
     from shoal.engine.warm_up import warm_up
 
     loop = asyncio.get_running_loop()
     give_back_large_blocks()
-    await asyncio.to_thread(warm_up)
     limits = settings.limits
     async with (
         connect(url, limits=limits, name="engine") as bus,
         await PRODUCTION.coordinator(url, limits.server_lease_s / 2) as coordinator,
     ):
+        await while_announced(bus, asyncio.to_thread(warm_up))
         holder = f"{name}-{PRODUCTION.random.getrandbits(32):08x}"  # another one for each incarnation
         shell = EngineShell(
             *("main", bus, coordinator, holder, limits),
@@ -216,6 +217,7 @@ async def _scale(args: argparse.Namespace) -> int:
         report = await read_report(coordinator, MAIN)
         if report is None:
             raise EngineUnavailableError(NO_ENGINE, do=START)
+        _check_names(report, args.without)
         local = await _start_missing(args, report, most)
         deadline = began + args.timeout
         wants = most + len(args.without)
@@ -275,11 +277,16 @@ async def _start_missing(args: argparse.Namespace, report: EngineReport, count: 
     return local
 
 
-def _check_members(report: EngineReport, count: int, without: list[str]) -> None:
+def _check_names(report: EngineReport, without: list[str]) -> None:
     names = [member.name for member in report.members]
     unknown = [name for name in without if name not in names]
     if unknown:
         raise ConfigError(f"the engine has no process {unknown[0]!r}", do=f"choose among {', '.join(sorted(names))}")
+
+
+def _check_members(report: EngineReport, count: int, without: list[str]) -> None:
+    _check_names(report, without)
+    names = [member.name for member in report.members]
     left = len(names) - len(set(without))
     if left < count:
         raise EngineUnavailableError(

@@ -81,7 +81,7 @@ class _Conversation:
 
     __slots__ = (
         *("choked", "filters", "handed", "heard_at", "in_roll", "next", "number", "presented", "ready", "sequence"),
-        "served",
+        *("distrusted", "served", "too_late"),
     )
 
     def __init__(self, number: int, floor: int, in_roll: bool, now: float) -> None:
@@ -93,10 +93,14 @@ class _Conversation:
         self.ready = False
         self.served = False
         """Whether the client has presented its filters here, in this conversation or an earlier one."""
+        self.too_late = False
+        """Whether the client has presented its filters while the roll was open here, but perhaps not elsewhere."""
         self.choked = False
         self.presented: list[list[tuple[int, bytes]]] = []
         self.filters = 0
         """How many filters are presented."""
+        self.distrusted = False
+        """Whether another client has spoken in the name of this one, so that all that is known here may be wrong."""
         self.sequence = 0
         """The number of the last letter."""
         self.handed = False
@@ -131,11 +135,11 @@ class AccessPoint:
         self._flight_bytes = 0
         self._flying: Counter[int] = Counter()
         """Events of each client in flight, or held. A client that takes more than its share has to wait."""
-        self._settled = dict.fromkeys(configuration.exits, 0)
-        """By exit point: the batch up to which it has settled."""
+        self._number = number_before_first(configuration)
+        self._settled = dict.fromkeys(configuration.exits, self._number)
+        """By exit point: the batch up to which it has settled. Nothing was sent, so nothing is awaited."""
         self._leaving: dict[str, int] = {}
         """Exit points that settle only what was before a SWITCH: its batch."""
-        self._number = number_before_first(configuration)
         starts = name in configuration.access_points
         self.lanes = configuration.lanes_of(name) if starts else frozenset()
         """The lanes whose letters are read now."""
@@ -187,6 +191,11 @@ class AccessPoint:
         return bool(self._out)
 
     @property
+    def awaits_lanes(self) -> bool:
+        """Whether conversations of lanes that are here from now on are still to come."""
+        return bool(self._gained)
+
+    @property
     def settled_all(self) -> int:
         """The batch up to which all exit points have settled."""
         return min(self._settled.values())
@@ -214,6 +223,8 @@ class AccessPoint:
             if presents and self.roll_open and type(item) is not Event:
                 self._roll_until = max(self._roll_until, now + ROLL_QUIET_S)
             if type(item) is Open:
+                if item is not letter.items[0]:
+                    return  # each would be answered
                 conversation = self._open(client, item, letter.floor, now)
                 known = conversation is not None
             elif not known or conversation is None:
@@ -237,20 +248,33 @@ class AccessPoint:
             self._say(client, Again(conversation.number))
             conversation.number = 0
 
+    def distrust(self, client: int, now: float) -> None:
+        """A letter in the name of a client was false, and may have done anything: the client begins again, and its
+        readers are told that events may be missing."""
+        conversation = self._conversations.get(client)
+        if conversation is None:  # perhaps the letter has closed it
+            if len(self._conversations) >= self._limits.engine_clients_max:
+                return
+            conversation = self._conversations[client] = _Conversation(0, 0, False, now)
+            conversation.served = True
+        self.missed(client)
+        conversation.distrusted = True
+
     def _open(self, client: int, opened: Open, floor: int, now: float) -> _Conversation | None:
         before = self._conversations.pop(client, None)
         if len(self._conversations) >= self._limits.engine_clients_max:
             reason = f"the engine has engine_clients_max={self._limits.engine_clients_max} clients"
             self._say(client, Welcome(opened.conversation, self._instance, refusal=reason))
             return None
-        conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self.roll_open, now)
+        conversation = self._conversations[client] = _Conversation(opened.conversation, floor, self._admits, now)
         if before is not None:
-            conversation.next = max(before.next, floor)
+            conversation.next = floor if before.distrusted else max(before.next, floor)
             conversation.served = before.served
             conversation.in_roll = before.in_roll
         # An instance in between died before it matched an event, so its clients have missed nothing.
         on_time = opened.instance >= self._predecessor and conversation.in_roll
         late = opened.instance not in (0, self._instance) and not on_time
+        late = late or (before is not None and (before.distrusted or before.too_late) and opened.instance != 0)
         self._say(client, Welcome(opened.conversation, self._instance, late))
         return conversation
 
@@ -261,8 +285,9 @@ class AccessPoint:
             else:
                 room = self._limits.engine_client_filters_max - conversation.filters
                 part = item.filters[: room + 1]  # one too many is refused by the matcher
-                conversation.presented.append(part)
-                conversation.filters += len(part)
+                if part:
+                    conversation.presented.append(part)
+                    conversation.filters += len(part)
         elif isinstance(item, Remove):
             self._out.append((_CHANGE, Change(client, conversation.number, [], item.numbers)))
         elif isinstance(item, Ready) and not conversation.ready:
@@ -356,7 +381,7 @@ class AccessPoint:
             self._switched = self.prepared
             stays = msgspec.structs.replace(self._configuration, number=self.prepared)
             self._out.append((_MARK, Mark(Step.GIVE_UP, stays)))
-        elif number >= self._switched and self._withheld:
+        elif number >= self._switched and (self._withheld or self._leaving):
             self._finish()
         following = orders.next
         if following is None or orders.step is None:
@@ -389,7 +414,7 @@ class AccessPoint:
         by_lane: dict[int, list[Handed]] = {lane: [] for lane in sorted(lost)}
         for client in [client for client in self._conversations if lane_of(client) in lost]:
             one = self._conversations.pop(client)
-            flags = one.ready, one.in_roll, one.served, one.choked
+            flags = one.ready, one.in_roll, one.served, one.choked, one.distrusted
             handed = Handed(client, one.number, one.next, one.sequence, one.filters, *flags)
             by_lane[lane_of(client)].append(handed)
         for lane, rows in by_lane.items():
@@ -411,7 +436,7 @@ class AccessPoint:
                 row.conversation, row.next, row.in_roll, self._look_at
             )
             one.sequence, one.handed, one.filters = row.sequence, True, row.filters
-            one.ready, one.served = row.ready, row.served
+            one.ready, one.served, one.distrusted = row.ready, row.served, row.distrusted
             self._withheld[row.client] = row.next - 1
             if not row.ready:  # it was presenting its filters
                 self.missed(row.client)
@@ -422,7 +447,9 @@ class AccessPoint:
             self.lanes |= {handover.lane}
 
     def _finish(self) -> None:
-        """Everything before SWITCH is delivered."""
+        """Everything before SWITCH is delivered. An exit point that has left may have said so to the head only."""
+        for name, batch in list(self._leaving.items()):
+            self.settled(name, batch)
         withheld, self._withheld = self._withheld, {}
         for client, number in withheld.items():
             if number:
@@ -477,7 +504,7 @@ class AccessPoint:
 
     def tick(self, now: float) -> None:
         """Looks whether the roll may be closed, and removes clients that have been silent for too long."""
-        self.roll_over = self._called and self.roll_open and self._roll_is_over(now)
+        self._look_at_roll(now)
         if now < self._look_at:
             return
         grace_s = self._limits.engine_client_grace_s
@@ -487,6 +514,23 @@ class AccessPoint:
             self._leave(client)
             self._say(client, Dropped(one.number))
 
+    @property
+    def _admits(self) -> bool:
+        """Whether a client that comes now has its filters in force before the first event is matched. Other access
+        points have fans of their own: they may serve as soon as this one has said that its roll is over."""
+        return self.roll_open and not (self.roll_over and self._has_others)
+
+    @property
+    def _has_others(self) -> bool:
+        return len(self._configuration.access_points) > 1
+
+    def _look_at_roll(self, now: float) -> None:
+        is_over = self._called and self.roll_open and self._roll_is_over(now)
+        if is_over and not self.roll_over and self._has_others:
+            for one in self._conversations.values():
+                one.too_late = not one.served
+        self.roll_over = is_over or (self.roll_over and self._has_others)
+
     def _serve(self) -> None:
         """Ends the roll and takes the events that have waited. It is known that this instance serves, so the next one
         can tell which clients have been served without a break. Clients that are still presenting filters are too late,
@@ -495,6 +539,8 @@ class AccessPoint:
         for client in [client for client, one in self._conversations.items() if not one.served]:
             late = self._conversations.pop(client)
             self._say(client, Again(late.number))
+        for client in [client for client, one in self._conversations.items() if one.too_late]:
+            self.missed(client)
         held, self._held, self._held_bytes = self._held, deque(), 0
         for client, event in held:
             self._emit(client, event)

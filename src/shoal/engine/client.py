@@ -119,9 +119,10 @@ class NotAdmitted(NamedTuple):
 class _Path:
     """What an exit point has said that waits for the end of the path before."""
 
-    __slots__ = ("after", "held", "size")
+    __slots__ = ("after", "held", "since", "size")
 
-    def __init__(self, after: tuple[int, int]) -> None:
+    def __init__(self, after: tuple[int, int], now: float) -> None:
+        self.since = now
         self.after = after
         """Instance and configuration of the end for which it waits."""
         self.held: list[FromEngine] = []
@@ -304,7 +305,7 @@ class EngineClient:
                 after = (item.instance, item.configuration)
                 self._instances[sender] = item.instance
                 if after > self._ended and END_FIRST in self._rules:
-                    path = self._paths[sender] = _Path(after)
+                    path = self._paths[sender] = _Path(after, now)
                     self.paths_held += 1
                     self._hold(path, replies[at + 1 :], now)
                     return
@@ -322,6 +323,7 @@ class EngineClient:
                 self._are_in_force(item.numbers)
         elif type(item) is Refused:
             if self._filters.pop(item.number, None) is not None:
+                self._in_force.discard(item.number)
                 self.effects.append(FilterRefused(item.number, item.reason))
         elif type(item) is Again:
             if item.conversation == self._conversation:
@@ -494,13 +496,17 @@ class EngineClient:
         self._outbox += [event for event in self._untaken if event.number >= number]
 
     def tick(self, now: float) -> None:
-        """Opens the conversation again if the engine does not answer, and shows that this client lives."""
+        """Opens the conversation again if the engine does not answer, and shows that this client lives. A path that has
+        waited for longer than any letter is under way waits for an end that is lost."""
         if not self._conversation or not self._wants_engine:
             return
+        grace_s = self._limits.engine_client_grace_s
+        if any(now - path.since >= grace_s for path in self._paths.values()):
+            self.missed("the end of an old exit point's path did not come", now)
         if not self._instance and now - self._opened_at >= self._limits.engine_hello_s * 2**self._unanswered:
             self._unanswered = min(self._unanswered + 1, HELLO_DOUBLINGS_MAX)
             self._open(now)
-        elif self._instance and now - self._said_at >= self._limits.engine_client_grace_s / 4:
+        elif self._instance and now - self._said_at >= grace_s / 4:
             self._outbox.append(Alive())
 
     @property
@@ -523,7 +529,7 @@ class EngineClient:
         size = 0
         for item in items:
             more = _bytes_of(item)
-            if part and size + more > self._limits.engine_letter_bytes_max:
+            if part and (size + more > self._limits.engine_letter_bytes_max or len(part) == messages.ITEMS_MAX):
                 letters.append(messages.encode(Letter(self._conversation, self._floor, part)))
                 part, size = [], 0
             part.append(item)

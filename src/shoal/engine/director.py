@@ -163,6 +163,7 @@ class Director:
     def step(self, now: float) -> None:
         """Looks at the processes, and does the next step of a change. Raises InstanceEndsError if the instance must
         end."""
+        self._forget_silent(now)
         for name in sorted(self.configuration.members):
             why = self._trouble(name, now)
             if why:
@@ -185,6 +186,13 @@ class Director:
                 self._prepare_if_joined(following)
             else:
                 self._switch_if_ready(following)
+
+    def _forget_silent(self, now: float) -> None:
+        """Forgets processes that are gone and have no operator: each incarnation has a name of its own."""
+        following = frozenset() if self.following is None else self.following.members
+        kept = self.configuration.members | following | {*self.spares(now)}
+        for name in self._members.keys() - kept:
+            del self._members[name]
 
     def _look_for_change(self, now: float) -> None:
         present = self.configuration
@@ -210,8 +218,8 @@ class Director:
         return all(self._status(name).prepared >= following.number for name in self.configuration.access_points)
 
     def _is_drained(self, following: Configuration) -> bool:
-        """Whether everything before SWITCH is delivered, and all processes that stay have heard SWITCH: after this they
-        do not hear access points that leave."""
+        """Whether everything before SWITCH is delivered, and all processes that stay have heard SWITCH and have the
+        conversations of their lanes: after this they do not hear access points that leave."""
         awaited = following.members.union(self.configuration.exits)
         return all(self._status(name).drained >= following.number for name in awaited)
 

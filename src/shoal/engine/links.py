@@ -185,6 +185,7 @@ class Handed(NamedTuple):
     in_roll: bool
     served: bool
     choked: bool
+    distrusted: bool = False
 
 
 class Handover(msgspec.Struct, frozen=True, array_like=True, tag=4):

@@ -32,14 +32,14 @@ from shoal.engine.links import (
     orders_channel,
 )
 from shoal.engine.measures import Meter
-from shoal.engine.messages import decode_letter, lane_channel
+from shoal.engine.messages import decode_letter, lane_channel, lane_of
 from shoal.engine.operators import Operators
 from shoal.engine.outbox import Listening, Outbox, Wire
 from shoal.errors import ProtocolError, ShoalError
 from shoal.filters.index.background import Background
 from shoal.limits import Limits
 from shoal.logs import get_log
-from shoal.message import Gap, Message
+from shoal.message import Gap, Message, Retraction
 from shoal.rules import Rules
 from shoal.runtime import TIMER_GRAIN_S
 
@@ -47,6 +47,8 @@ STATUS_EVERY_S: Final = 0.2
 """How often a process shows that it lives."""
 READ_BYTES_MAX: Final = 1 << 20
 """Letters that are read in one turn."""
+READ_ITEMS_MAX: Final = 8192
+"""Items of these letters, or little more: small ones take more time than bytes."""
 LETTERS_TOLD_S: Final = 1.0
 """How often the log tells of letters that cannot be read."""
 
@@ -248,21 +250,31 @@ class MemberShell:
             self._letters_ignored, self._letters_told_at = 0, now
 
     def _read_lanes(self, operators: Operators) -> None:
-        """Takes what clients have sent, up to `READ_BYTES_MAX`. The rest waits for the next turn."""
-        size = 0
+        """Takes what clients have sent, up to `READ_BYTES_MAX` and `READ_ITEMS_MAX`. The rest waits."""
+        size = items = 0
         active = operators.lanes
         for lane in self._lanes:
             listening = self._listening.get(lane_channel(self._engine, lane)) if lane in active else None
-            while listening is not None and size < READ_BYTES_MAX and (item := listening.get_nowait()) is not None:
+            while listening is not None and size < READ_BYTES_MAX and items < READ_ITEMS_MAX:
+                item = listening.get_nowait()
+                if item is None:
+                    break
+                items += 1
                 if isinstance(item, Message):
                     size += len(item.payload)
+                    if lane_of(item.publisher) != lane:  # its conversation would outlive the access point of its lane
+                        continue
                     try:
-                        operators.received(item.publisher, decode_letter(item.payload), item.sequence)
+                        letter = decode_letter(item.payload)
+                        items += len(letter.items)
+                        operators.received(item.publisher, letter, item.sequence)
                     except ProtocolError as error:
                         self._ignore_letter(item.publisher, error)
-                elif isinstance(item, Gap) and item.publisher:
+                elif isinstance(item, Retraction):
+                    operators.false_letter(item.publisher)
+                elif item.publisher:  # a gap without one tells of publishers that have died
                     operators.missed_letter(item.publisher)
-        if size >= READ_BYTES_MAX:
+        if size >= READ_BYTES_MAX or items >= READ_ITEMS_MAX:
             self._lanes.append(self._lanes.pop(0))
             self._awake.set()
 

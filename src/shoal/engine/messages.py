@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
-from typing import Final, TypeAlias, TypeVar
+from typing import Annotated, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +28,10 @@ LANES: Final = 16
 NUMBER_BYTES: Final = 4
 """Bytes of the number of a filter where many are named. So a client may have four billion filters in its life."""
 NUMBER_MAX: Final = (1 << 8 * NUMBER_BYTES) - 1
+EventNumber: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""The number of an event. Larger ones are an error of the client: the number after it must fit a message too."""
+ITEMS_MAX: Final = 8192
+"""Items of a client's letter: it is read in one turn of the engine."""
 MAIN: Final = "main"
 """The engine of a cluster."""
 
@@ -66,8 +70,9 @@ def unpack(packed: bytes) -> tuple[int, ...]:
 
 
 class Open(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """A conversation begins; earlier ones of this client are over. The client presents all its filters, up to Ready.
-    `instance` is the engine with which filters of this client were in force before, 0 if with none."""
+    """A conversation begins; earlier ones of this client are over. It is the first item of a letter. The client
+    presents all its filters, up to Ready. `instance` is the engine with which filters of this client were in force
+    before, 0 if with none."""
 
     conversation: int
     instance: int = 0
@@ -92,7 +97,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=4):
 class Event(msgspec.Struct, frozen=True, array_like=True, tag=5, gc=False):
     """One event, with its attributes in MessagePack. Numbers are contiguous in the life of a client."""
 
-    number: int
+    number: EventNumber
     time_us: int
     attributes: bytes
     payload: bytes
@@ -113,8 +118,8 @@ class Letter(msgspec.Struct, frozen=True, array_like=True):
     """Items of one conversation. All events of the client below `floor` are taken."""
 
     conversation: int
-    floor: int
-    items: list[FromClient]
+    floor: EventNumber
+    items: Annotated[list[FromClient], msgspec.Meta(max_length=ITEMS_MAX)]
 
 
 # From the engine
@@ -216,7 +221,8 @@ FromEngine: TypeAlias = (
 
 
 class Roll(msgspec.Struct, frozen=True, array_like=True):
-    """This instance of the engine is in force. While the roll is `open`, it waits for clients to present themselves."""
+    """This instance of the engine is in force. While the roll is `open`, it waits for clients to present themselves.
+    Instance 0 is a process that is starting: it compiles its kernels, and clients wait longer for an answer."""
 
     instance: int
     open: bool

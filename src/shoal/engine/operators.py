@@ -51,6 +51,10 @@ MARKS_ALIGNED: Final = rule(
 )
 
 
+_FALSE: Final = -1
+"""In place of the number of a letter: another client has sent it."""
+
+
 class _Fan:
     """What was heard from one access point."""
 
@@ -172,6 +176,8 @@ class Operators:
         point = self.access_point
         ready = 0 if self.matcher is None else self.matcher.ready
         drained = self._configuration.number if self.exit_point is None else self._drained
+        if point is not None and point.awaits_lanes:  # from processes that may leave after this change
+            drained = min(drained, self._configuration.number - 1)
         return ready, drained, 0 if point is None else point.prepared, point is not None and point.roll_over
 
     @property
@@ -219,6 +225,10 @@ class Operators:
     def missed_letter(self, client: int) -> None:
         """A part of what a client sent is lost."""
         self._received.append((client, None, 0))
+
+    def false_letter(self, client: int) -> None:
+        """A letter was not of the client that it named."""
+        self._received.append((client, None, _FALSE))
 
     def told(self, message: ToMember) -> None:
         """A message of another process has come, or one of the matcher here."""
@@ -330,7 +340,9 @@ class Operators:
     def _take_letters(self, point: AccessPoint, now: float) -> None:
         received, self._received = self._received, []
         for client, letter, sequence in received:
-            if letter is None:
+            if letter is None and sequence == _FALSE:
+                point.distrust(client, now)
+            elif letter is None:
                 point.missed(client)
             else:
                 point.received(client, letter, now, sequence)
