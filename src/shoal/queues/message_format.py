@@ -5,7 +5,6 @@ Owns the encoding and the checks. The scripts never look inside a message.
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 import msgspec
@@ -26,8 +25,8 @@ DELAY_S_MAX: Final = 10 * 366 * 86400.0
 BODY_BYTES_MAX: Final = 32 * MIB
 """The largest stored message that a store accepts: payload, attributes and about 100 bytes more."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
-_NUMBER: Final = re.compile(rb"0|[1-9][0-9]{0,15}")
-_TOKEN: Final = re.compile(rb"[0-9]{1,16}\.[0-9]{1,16}")
+DIGITS_MAX: Final = 16
+"""Of a number that a store says."""
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
@@ -146,12 +145,23 @@ def read_pushed(data: bytes, shards: int) -> list[list[bytes]]:
     if not parts or len(parts) % PUSHED_PARTS:
         raise ProtocolError(f"a push has {len(parts)} parts, not {PUSHED_PARTS} for each job")
     jobs = [parts[start : start + PUSHED_PARTS] for start in range(0, len(parts), PUSHED_PARTS)]
-    for shard, key, token, *numbers, _ in jobs:
-        if not _NUMBER.fullmatch(shard) or int(shard) >= shards or not 1 <= len(key) <= KEY_BYTES_MAX:
+    for shard, key, token, attempts, suspect, left, ready, _ in jobs:
+        if not _is_number(shard) or int(shard) >= shards or not 1 <= len(key) <= KEY_BYTES_MAX:
             raise ProtocolError("a pushed job has a key or a shard that the queue cannot have")
-        if not _TOKEN.fullmatch(token) or not all(map(_NUMBER.fullmatch, numbers)):
+        version, point, counter = token.partition(b".")
+        is_token = point and _are_digits(version) and _are_digits(counter)
+        if not (is_token and _is_number(attempts) and _is_number(suspect) and _is_number(left) and _is_number(ready)):
             raise ProtocolError("a pushed job has invalid numbers")
     return jobs
+
+
+def _are_digits(word: bytes) -> bool:
+    return word.isdigit() and len(word) <= DIGITS_MAX
+
+
+def _is_number(word: bytes) -> bool:
+    """Whether a word is a number as the scripts write it: without a leading zero."""
+    return _are_digits(word) and (len(word) == 1 or not word.startswith(b"0"))
 
 
 def put_us_of(begin: bytes) -> int | None:

@@ -281,7 +281,7 @@ class Queue:
                 raise TypeError(f"at=... is a number of seconds since 1970, not {type(at).__name__}")
             delay = at - self._context.runtime.wall()
             delay = 0.0 if delay < 0 else delay
-        outgoing = self._encode(NewMessage(payload, key, id, delay, attributes))
+        outgoing = self._encode(payload, key, id, delay, attributes)
         await self._send([outgoing], full)
         if isinstance(outgoing.outcome, ShoalError):
             raise outgoing.outcome
@@ -301,7 +301,7 @@ class Queue:
         for position, one in enumerate(messages):
             message = one if isinstance(one, NewMessage) else NewMessage(one)
             try:
-                outgoing = self._encode(message)
+                outgoing = self._encode(message.payload, message.key, message.id, message.delay, message.attributes)
             except (PublishError, QueueNameError) as error:
                 refused.append((position, error))
                 if message.key is not None:
@@ -343,18 +343,25 @@ class Queue:
                     self._waiters.pop(message, None)
                 raise
 
-    def _encode(self, message: NewMessage) -> Outgoing:
+    def _encode(
+        self,
+        payload: bytes | str,
+        key: str | bytes | None,
+        id: str | bytes | None,
+        delay: float,
+        attributes: GivenAttributes | None,
+    ) -> Outgoing:
         """A message as the store gets it, but for its shard. One without a key has a key of its own: its id, because
         stores look for a repetition among the ids of a key."""
         self._put_count += 1
         number = b"%016x-%x" % (self._number, self._put_count)
-        payload, delay = check_payload(message.payload), message.delay
+        data = check_payload(payload)
         delay_ms = 0 if type(delay) is float and delay == 0 else round(check_delay(delay) * 1000)
-        id = b"" if message.id is None else check_id(message.id)
-        key = id or number if message.key is None else check_key(message.key)
+        own_id = b"" if id is None else check_id(id)
+        own_key = own_id or number if key is None else check_key(key)
         put_us = int(self._context.runtime.wall() * 1e6)
-        body = encode_message(number, id, put_us, payload, message.attributes, self._limits)
-        return Outgoing(0, key, id, delay_ms, body, False, 0.0)
+        body = encode_message(number, own_id, put_us, data, attributes, self._limits)
+        return Outgoing(0, own_key, own_id, delay_ms, body, False, 0.0)
 
     def _route(self, messages: Iterable[Outgoing]) -> None:
         """Give messages to the producers of their stores. Those of a shard that is moving wait behind earlier ones."""
@@ -405,8 +412,8 @@ class Queue:
                     pass
                 continue
             try:
-                letters, messages = await self._run(path, self._scripts.put, arguments)
-                decided = producer.answered(letters, messages, loop.time())
+                letters, _, messages = (await self._run(path, self._scripts.put, arguments)).partition(b" ")
+                decided = producer.answered(letters, int(messages), loop.time())
                 arguments = None
             except ShoalError as error:
                 if isinstance(error, ConnectError) and not isinstance(error, PERMANENT):
@@ -520,6 +527,8 @@ class Queue:
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:
             raise QueueError("the queue is closed", do="open a new bus")
+        if self._entry is not None and not self._opening.locked():
+            return self._entry
         async with self._opening:
             if self._entry is None:
                 self._entry = await self._find(create)
@@ -676,8 +685,7 @@ class Queue:
         """Store follow-ups. One that was stored by an earlier attempt is not stored again."""
         for one in staged:
             queue = self if one.queue is None or one.queue == self.name else self._sibling(one.queue)
-            message = NewMessage(one.payload, one.key, one.id, one.delay, one.attributes)
-            outgoing = queue._encode(message)
+            outgoing = queue._encode(one.payload, one.key, one.id, one.delay, one.attributes)
             await queue._send([outgoing], "wait")
             if isinstance(outgoing.outcome, ShoalError) and not isinstance(outgoing.outcome, AlreadyAcceptedError):
                 raise outgoing.outcome

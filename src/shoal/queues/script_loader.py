@@ -55,11 +55,11 @@ RULES: Final[tuple[Rule, ...]] = (
 
 PARTS: Final = {
     "put": ("common", "put"),
-    "turn": ("common", "turn"),
-    "look": ("common", "look"),
-    "repair": ("common", "purge", "repair"),
-    "admin": ("common", "purge", "admin"),
-    "ship": ("common", "ship"),
+    "turn": ("common", "held_keys", "turn"),
+    "look": ("common", "settings", "look"),
+    "repair": ("common", "settings", "held_keys", "purge", "repair"),
+    "admin": ("common", "settings", "held_keys", "purge", "admin"),
+    "ship": ("common", "settings", "held_keys", "ship"),
 }
 """The files of each script."""
 _BLOCK: Final = re.compile(r"^[ ]*-- guard: (\w+)\n(.*?)^[ ]*-- end: \1\n", re.MULTILINE | re.DOTALL)

@@ -1,5 +1,6 @@
 -- Shared by all scripts of queues: the stored state of one queue on one store, and the steps that several scripts take.
--- The loader puts this text before each script. docs/protocol-queues.md has the layout of the keys.
+-- The loader puts this text before each script. A put is called most, and makes every function of this text anew: what it
+-- does not need is in `held_keys.lua` and `settings.lua`. docs/protocol-queues.md has the layout of the keys.
 --
 -- Rules of these scripts: Redis does not undo a script, so everything is checked before the first write. Numbers are
 -- written with `text`, because Lua prints large ones in scientific notation. Only commands of Redis 6.2 are used.
@@ -84,13 +85,6 @@ local function read_conf(line)
   return true
 end
 
-local function conf_line()
-  return string.format(
-    '%d %d %d %d %d %d %d %d %d %d %d %d', conf.version, conf.shards, conf.messages_max, conf.bytes_max, conf.keys_max,
-    conf.attempts_max, conf.dedupe_ms, conf.ids_max, conf.dead_max, conf.lease_ms, conf.halt, conf.paused
-  )
-end
-
 -- The state is packed: each call reads and writes it, and as text that would take as long as 16 messages of a batch.
 local STATE_FORMAT = 1
 local COUNTS_AT = 1 + 1 + 2 * 8 -- behind the format and the two clocks
@@ -157,14 +151,6 @@ local function load_version(version)
     return redis.error_reply('OTHERVERSION ' .. text(conf.version))
   end
   return nil
-end
-
-local function save_conf()
-  local line = conf_line()
-  if shut then
-    line = line .. ' ' .. shut
-  end
-  redis.call('SET', prefix .. 'conf', line)
 end
 
 -- The state of a shard on this store: o open, s sealed (it is being copied to another store), i importing, m moved away,
@@ -280,21 +266,6 @@ local function save_state()
   end
 end
 
--- A new queue. `words` is an array with the numbers of `conf`, `letters` has the state of each shard.
-local function make_queue(words, letters)
-  read_conf(table.concat(words, ' '))
-  shut = letters and string.find(letters, '[^o]') and letters or nil
-  read_state(struct.pack(STATE_PACKED, STATE_FORMAT, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
-  local time = redis.call('TIME')
-  state.wall, stored_counts = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000), ''
-  save_conf()
-  save_state()
-end
-
-local function not_open(shard)
-  return redis.error_reply('MOVING shard ' .. shard .. ' is not open on this store')
-end
-
 local function next_number()
   state.counter = state.counter + 1
   return state.counter
@@ -385,29 +356,12 @@ local function write_record(shard, key, record)
   record_changed(shard, key)
 end
 
-local function drop_record(shard, key)
-  local record = read_record(shard, key)
-  if record then
-    note_holder(returned, record.listed, shard, key)
-  end
-  records_of(shard)[key] = false
-  record_changed(shard, key)
-end
-
 -- Ready keys are a list for each shard, and the shards with ready keys take turns.
 local function make_ready(shard, keys, side)
   if redis.call(side, prefix .. shard .. ':ready', unpack(keys)) == #keys then
     redis.call('ZADD', prefix .. 'ready', text(next_number()), shard)
   end
   state.ready = state.ready + #keys
-end
-
-local function first_ready()
-  local shard = redis.call('ZRANGE', prefix .. 'ready', 0, 0)[1]
-  if not shard then
-    return nil
-  end
-  return shard, redis.call('LINDEX', prefix .. shard .. ':ready', 0)
 end
 
 local function pop_ready(shard, count, left)
@@ -439,126 +393,10 @@ local function grant(shard, key, consumer, token)
   return record
 end
 
--- A held key is free again. Its record stays while the attempts of its head must be remembered.
-local function release(shard, key, record, side)
-  state.owned = state.owned - 1
-  if record.attempts > 0 or record.suspect > 0 then
-    record.owner, record.token = UNHELD, '-'
-    start_count(record)
-    write_record(shard, key, record)
-  else
-    drop_record(shard, key)
-  end
-  make_ready(shard, {key}, side)
-end
-
-local done_room = DONE_MAX
-local SIZES_PAGE = 32 -- messages that are read at once for their size
-
 -- Messages were sent to the holder of a key: `count` of them from number `from` of its token on.
 local function note_sent(record, from, count, bytes)
   if from == record.sized then
     record.sized, record.sized_bytes = from + count, record.sized_bytes + bytes
-  end
-end
-
--- The size of the first messages of a held key.
-local function size_of_first(name, count)
-  local bytes = 0
-  for start = 0, count - 1, SIZES_PAGE do
-    local page = redis.call('LRANGE', name, text(start), text(math.min(start + SIZES_PAGE, count) - 1))
-    for at = 1, #page do
-      bytes = bytes + #page[at]
-    end
-  end
-  return bytes
-end
-
--- Remove the messages of a held key up to number `upto` of this token; return how many messages are left, and whether any
--- was removed.
-local function remove_done(shard, key, record, upto)
-  local name = messages_key(shard, key)
-  local count, left = upto, redis.call('LLEN', name)
-  -- guard: done_once
-  count = upto - record.base
-  -- end: done_once
-  if count <= 0 then
-    return left, false
-  end
-  local removed, bytes = math.min(count, left), record.sized_bytes
-  if upto ~= record.sized or removed < count then
-    bytes = size_of_first(name, removed)
-  end
-  redis.call('LTRIM', name, text(removed), '-1')
-  state.bytes = state.bytes - bytes
-  state.messages, state.dones = state.messages - removed, state.dones + removed
-  local phase = state.dones + state.wall
-  local samples = math.floor(phase / COUNTED) - math.floor((phase - removed) / COUNTED)
-  if samples > 0 then
-    count_work('d', shard, samples * COUNTED)
-  end
-  done_room = done_room - removed
-  record.sized_bytes = math.max(record.sized_bytes - bytes, 0)
-  record.base, record.sized = upto, math.max(record.sized, upto)
-  record.attempts, record.started, record.suspect = 0, 0, 0
-  return left - removed, true
-end
-
-local function close_key(shard, key, held)
-  drop_record(shard, key)
-  state.keys = state.keys - 1
-  if held then
-    state.owned = state.owned - 1
-  end
-end
-
--- Move the head of a held key to the dead letters, then free the key. If there is no room, or if the queue says so, the
--- key is halted until an operator acts. Return whether there was room.
-local function bury(shard, key, record, reason)
-  local room = redis.call('XLEN', prefix .. 'dead') < conf.dead_max
-  if room then
-    local body = redis.call('LPOP', messages_key(shard, key))
-    local number = text(next_number())
-    local id = number .. '-0'
-    redis.call('ZADD', prefix .. shard .. ':dead', number, id)
-    redis.call(
-      'XADD', prefix .. 'dead', id, 'shard', shard, 'key', key, 'reason', reason, 'attempts', text(record.attempts),
-      'at', text(state.wall), 'body', body
-    )
-    state.messages = state.messages - 1
-    state.bytes = state.bytes - #body
-    state.buried = state.buried + 1
-    record.attempts, record.suspect = 0, 0
-  end
-  local left = redis.call('LLEN', messages_key(shard, key))
-  if not room or conf.halt == 1 then
-    if left == 0 then
-      state.keys = state.keys - 1
-    end
-    state.owned = state.owned - 1
-    record.owner, record.token = HALTED, '-'
-    start_count(record)
-    write_record(shard, key, record)
-    redis.call('SADD', prefix .. 'halted', shard .. ':' .. key)
-  elseif left == 0 then
-    close_key(shard, key, true)
-  else
-    release(shard, key, record, 'LPUSH')
-  end
-  return room
-end
-
-local function add_message(shard, key, body, side)
-  local length = redis.call(side, messages_key(shard, key), body)
-  if length == 1 then
-    state.keys = state.keys + 1
-  end
-  local first = true
-  -- guard: one_owner
-  first = length == 1 and not read_record(shard, key)
-  -- end: one_owner
-  if first then
-    make_ready(shard, {key}, 'RPUSH')
   end
 end
 
@@ -584,6 +422,34 @@ local function first_keys(wanted)
   return found
 end
 
+-- A key as a consumer gets it in its inbox, with its first message. `ready` is the number of other ready keys.
+local function pushed_key(shard, key, token, record, left, ready, body)
+  return table.concat({
+    framed(shard), framed(key), framed(token), framed(text(record.attempts)), framed(text(record.suspect)),
+    framed(text(left)), framed(text(ready)), framed(body),
+  })
+end
+
+local function push(consumer, keys)
+  return redis.call('PUBLISH', prefix .. 'in:' .. consumer, keys) > 0
+end
+
+-- Give a key that has just got its first message to the waiting consumer with the least load, although it was never among
+-- the ready keys: with one producer and idle consumers most keys are like that. Return whether one has it now.
+local function push_new_key(shard, key, body)
+  local consumer = state.ready == 0 and conf.paused == 0 and redis.call('ZRANGE', prefix .. 'waiting', '0', '0')[1]
+  if not consumer then
+    return false
+  end
+  redis.call('ZREM', prefix .. 'waiting', consumer)
+  local token, record = next_token(), {attempts = 0, suspect = 0}
+  if not push(consumer, pushed_key(shard, key, token, record, 1, 0, body)) then
+    return false
+  end
+  note_sent(grant(shard, key, consumer, token), 0, 1, #body)
+  return true
+end
+
 -- Push keys to the inbox of a waiting consumer, each with its first message; return whether it listens. `later` is the
 -- number of ready keys that other waiting consumers are about to get.
 local function push_keys(consumer, wanted, later)
@@ -601,10 +467,7 @@ local function push_keys(consumer, wanted, later)
       local record = known[key] or {attempts = 0, suspect = 0}
       local token, left = next_token(), redis.call('LLEN', name)
       granted[count] = {shard, key, token, #body}
-      parts[count] = table.concat({
-        framed(shard), framed(key), framed(token), framed(text(record.attempts)), framed(text(record.suspect)),
-        framed(text(left)), framed(text(math.max(state.ready - count - later, 0))), framed(body),
-      })
+      parts[count] = pushed_key(shard, key, token, record, left, math.max(state.ready - count - later, 0), body)
     end
     if used > 0 then
       pops[#pops + 1] = {shard, used, #keys - used + one[3]}
@@ -613,7 +476,7 @@ local function push_keys(consumer, wanted, later)
       break
     end
   end
-  if redis.call('PUBLISH', prefix .. 'in:' .. consumer, table.concat(parts)) == 0 then
+  if not push(consumer, table.concat(parts)) then
     return false
   end
   for _, one in ipairs(pops) do

@@ -19,6 +19,14 @@ if refused then
   return refused
 end
 
+local function first_ready()
+  local shard = redis.call('ZRANGE', prefix .. 'ready', 0, 0)[1]
+  if not shard then
+    return nil
+  end
+  return shard, redis.call('LINDEX', prefix .. shard .. ':ready', 0)
+end
+
 local function state_line()
   return string.format(
     '%d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d %d', state.now, state.wall, state.counter, state.messages,

@@ -4,9 +4,10 @@
 --   ARGV     version, producer, number of the batch, groups, then the messages
 --   groups   two bytes for each group of messages of one shard: the shard, and how many they are. Then each message has
 --            two words, key and body. Without groups each message has five: shard, key, body, id and delay in ms
---   reply    one letter for each message, and how many messages the queue holds. No letters: the batch has groups, and
---            not all of it can be accepted. Nothing was stored; it must come again without groups, in the order of its
---            messages, because the first ones are accepted
+--   reply    one letter for each message, a space, and how many messages the queue holds; one word, because the server
+--            writes it with less work than two. No letters: the batch has groups, and not all of it can be accepted.
+--            Nothing was stored; it must come again without groups, in the order of its messages, because the first
+--            ones are accepted
 --
 -- A accepted; D its id was accepted before; F the queue is full; K too many keys; I too many ids; B behind a refused
 -- message that must come first; M the shard is not open here, and all its messages in the batch get M. A batch that
@@ -15,6 +16,10 @@
 local refused = load_version(ARGV[1])
 if refused then
   return refused
+end
+
+local function answer(letters)
+  return letters .. ' ' .. text(state.messages)
 end
 
 local BATCH_MAX = 1024 -- messages of one call
@@ -107,9 +112,9 @@ if sure then
   end
   sure = sure and not many_keys and messages + given <= conf.messages_max and bytes + given_bytes <= conf.bytes_max
   if said then
-    return {string.find(said, ' ', 1, true) and '' or string.rep('A', given), messages}
+    return answer(string.find(said, ' ', 1, true) and '' or string.rep('A', given))
   elseif not sure then
-    return {'', messages}
+    return answer('')
   end
   messages, bytes, accepted, count = messages + given, bytes + given_bytes, given, given
 end
@@ -194,7 +199,7 @@ end
 
 local reply = sure and string.rep('A', count) or table.concat(letters)
 if said then
-  return {reply, state.messages}
+  return answer(reply)
 end
 
 -- Everything is decided: from here on, only writes.
@@ -277,7 +282,8 @@ for _, shard in ipairs(begun_shards) do
   end
   free = unowned
   -- end: one_owner
-  if #free > 0 then
+  local alone = #free == 1 and accepted == 1 and #special == 0
+  if #free > 0 and not (alone and push_new_key(shard, free[1], pairs_of[group_lasts[1]])) then
     make_ready(shard, free, 'RPUSH')
   end
 end
@@ -303,4 +309,4 @@ end
 redis.call('HSET', now_producers, producer, record)
 offer()
 save_state()
-return {reply, state.messages}
+return answer(reply)

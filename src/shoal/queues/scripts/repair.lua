@@ -14,6 +14,10 @@
 -- A call that comes again, because its reply was lost, gets the same reply again. One that is older than the last call
 -- of its caller changes nothing.
 
+local function not_open(shard)
+  return redis.error_reply('MOVING shard ' .. shard .. ' is not open on this store')
+end
+
 local refused = load_version(ARGV[1])
 if refused then
   return refused
