@@ -638,7 +638,15 @@ class QueueRun(Scenario):
                 async with jobs:
                     if drains and stays_s is not None:
                         asyncio.get_running_loop().call_later(stays_s, jobs.drain)
-                    await asyncio.gather(*(self._work(jobs, me, rng, process.node.clock) for _ in range(self.workers)))
+                    workers = [
+                        asyncio.ensure_future(self._work(jobs, me, rng, process.node.clock))
+                        for _ in range(self.workers)
+                    ]
+                    try:
+                        await asyncio.gather(*workers)
+                    finally:  # an error of one ends the stay, and leaving gives back the jobs of all
+                        for worker in workers:
+                            worker.cancel()
                     self.exercised["drained"] += 1
         except TimeoutError:
             self.exercised["left"] += 1
