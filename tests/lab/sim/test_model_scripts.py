@@ -23,6 +23,7 @@ from shoal.queues.script_loader import load_scripts
 from shoal.queues.settings import CLOCK_STEP_S, ConsumerSettings
 
 PREFIX = b"__shoal:q:orders:"
+INBOX = PREFIX + b"in:c1"
 CLOCK = b"test-clock"
 TIME_CALL = b"redis.call('TIME')"
 CLOCK_CALL = b"{redis.call('GET', '" + CLOCK + b"'), '0'}"
@@ -30,11 +31,23 @@ CLOCK_CALL = b"{redis.call('GET', '" + CLOCK + b"'), '0'}"
 
 
 @pytest.fixture(scope="module")
-def real() -> Iterator[RealClient]:
+def server() -> Iterator[RedisServer]:
     with RedisServer() as server:
-        client = RealClient(server.port)
-        yield client
-        client.quit()
+        yield server
+
+
+@pytest.fixture(scope="module")
+def real(server: RedisServer) -> Iterator[RealClient]:
+    client = RealClient(server.port)
+    yield client
+    client.quit()
+
+
+@pytest.fixture
+def listener(server: RedisServer) -> Iterator[RealClient]:
+    client = RealClient(server.port)
+    yield client
+    client.quit()
 
 
 def show(reply: Any) -> Any:
@@ -166,16 +179,20 @@ def test_an_unknown_script_is_refused_and_a_loaded_one_runs() -> None:
 
 
 class Pair:
-    """The scripts of queues on a real server and in the model."""
+    """The scripts of queues on a real server and in the model. A consumer may listen on its inbox on both."""
 
-    def __init__(self, real: RealClient) -> None:
+    def __init__(self, real: RealClient, listener: RealClient | None = None) -> None:
         self.real, self.model, self.now = real, Keys(), 1_700_000_000
+        self.listener = listener
         real.call(b"FLUSHALL")
         scripts = load_scripts()
         self.texts = {one.name: one.text.replace(TIME_CALL, CLOCK_CALL) for one in scripts}
         assert all(CLOCK_CALL in text for text in self.texts.values())
         self.shas = {name: real.call(b"SCRIPT", b"LOAD", text) for name, text in self.texts.items()}
-        self.pushed: list[tuple[bytes, bytes]] = []
+        self.pushed: list[list[bytes]] = []  # by the last call
+        self.pushes = 0
+        if listener is not None:
+            listener.call(b"SUBSCRIBE", INBOX)
 
     def run(self, name: str, *arguments: bytes, prefix: bytes = PREFIX) -> Any:
         """The reply of both, which must be the same."""
@@ -183,9 +200,25 @@ class Pair:
         self.real.call(b"SET", CLOCK, clock)
         self.model.execute((b"SET", CLOCK, clock), 0.0)
         expected = show(self.real.call(b"EVALSHA", self.shas[name], b"1", prefix, *arguments))
-        got = show(run_script(self.texts[name], (prefix,), arguments, self.model, lambda *_: 0, float(self.now)))
+        self.pushed.clear()
+        got = show(run_script(self.texts[name], (prefix,), arguments, self.model, self._publish, float(self.now)))
         assert got == expected, (name, arguments)
+        if self.listener is not None:
+            assert self.listener.frames_until_fence() == (self.pushed, True)
         return got
+
+    def _publish(self, channel: bytes, payload: bytes) -> int:
+        if self.listener is None or channel != INBOX:
+            return 0
+        self.pushes += 1
+        self.pushed.append([b"message", channel, payload])
+        return 1
+
+    def put(self, *arguments: bytes, prefix: bytes = PREFIX) -> bytes:
+        """The letters of a batch."""
+        letters, _, held = self.run("put", *arguments, prefix=prefix).partition(b" ")
+        assert held == self.run("look", b"stats", prefix=prefix)[1].split()[3]
+        return bytes(letters)
 
 
 def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: RealClient) -> None:
@@ -194,7 +227,7 @@ def test_a_batch_or_a_turn_that_arrives_after_a_later_one_changes_nothing(real: 
     pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", b"0", b"0")
     message = (b"\1\1", b"k", b"m")
     for batch in (b"5", b"5", b"6"):
-        assert pair.run("put", b"1", b"p", batch, *message)[0] == b"A"
+        assert pair.put(b"1", b"p", batch, *message) == b"A"
     assert pair.run("put", b"1", b"p", b"5", *message).startswith("LATE")
     assert pair.run("look", b"stats")[1].split()[3] == b"2"
     for turn in (b"1", b"2"):
@@ -304,9 +337,9 @@ def test_a_shard_moves_with_everything_in_it_and_back(real: RealClient, seed: in
     assert world.content(PREFIX) == {}
     left = dict(zip(names, world.pair.run("look", b"stats")[1].split(), strict=False))
     assert [left[name] for name in ("messages", "bytes", "keys", "owned", "ready", "delayed", "ids")] == [b"0"] * 7
-    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN)[0] == b"", "it must come without groups"
-    assert world.pair.run("put", b"1", b"p", b"99", b"", b"1", b"k1", b"x", b"", b"0")[0] == b"M"
-    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN, prefix=OTHER)[0] == b"A"
+    assert world.pair.put(b"1", b"p", b"99", *PLAIN) == b"", "it must come without groups"
+    assert world.pair.put(b"1", b"p", b"99", b"", b"1", b"k1", b"x", b"", b"0") == b"M"
+    assert world.pair.put(b"1", b"p", b"99", *PLAIN, prefix=OTHER) == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
@@ -330,8 +363,8 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     world.ship(b"place", 2, b"2", b"gig", *CONF, to=OTHER)
     world.copy(3, b"2")
     one, two = (b"1", b"k1", b"x", b"", b"0"), (b"2", b"z", b"x", b"", b"0")
-    assert world.pair.run("put", b"1", b"p", b"97", b"", *one, *two, *one)[0] == b"MAM"
-    assert world.pair.run("put", b"1", b"p", b"97", b"", *one, *two, *one)[0] == b"MAM", "the same batch again"
+    assert world.pair.put(b"1", b"p", b"97", b"", *one, *two, *one) == b"MAM"
+    assert world.pair.put(b"1", b"p", b"97", b"", *one, *two, *one) == b"MAM", "the same batch again"
     assert world.ship(b"place", 4, b"0", b"ooo", *CONF) == []
     assert world.content(PREFIX) == before
     owned, ready, delayed = (int(word) for word in stats[1].split()[6:9])
@@ -343,14 +376,16 @@ def test_a_move_that_is_aborted_leaves_the_shard_open_and_its_late_calls_change_
     while world.ship(b"drop", 4, b"1", b"50", to=OTHER):
         pass
     assert world.content(OTHER) == {}
-    assert world.pair.run("put", b"1", b"p", b"99", *PLAIN)[0] == b"A"
+    assert world.pair.put(b"1", b"p", b"99", *PLAIN) == b"A"
     assert model_keys(world.pair.model) == real_keys(real)
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient, seed: int) -> None:
+def test_scripts_do_the_same_on_a_real_server_and_in_the_model(
+    real: RealClient, listener: RealClient, seed: int
+) -> None:
     rng = Random(seed)
-    pair = Pair(real)
+    pair = Pair(real, listener if seed % 2 else None)
     halt = b"%d" % (seed % 2)
     pair.run("admin", b"create", b"1", b"3", b"40", b"400", b"12", b"2", b"20000", b"15", b"3", b"5000", halt, b"0")
     batches = dict.fromkeys((b"p1", b"p2"), 0)
@@ -373,7 +408,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
                     given = rng.choice((b"", b"i%d" % rng.randint(0, 9))), rng.choice((b"0", b"0", b"3000"))
                     pairs[-2:] = [b"%d" % shard, key, body, *given]
             seen.add("grouped" if plain else "single")
-            letters = pair.run("put", *words, groups if plain else b"", *pairs)[0].decode()
+            letters = pair.put(*words, groups if plain else b"", *pairs).decode()
             seen.update(letters or ["no letters"])
         elif choice < 0.9:
             consumer = rng.choice((b"c1", b"c1", b"c2", b"c3"))
@@ -413,6 +448,7 @@ def test_scripts_do_the_same_on_a_real_server_and_in_the_model(real: RealClient,
         pass
     assert {*model_keys(pair.model)} == {*real_keys(real)} == {CLOCK}
     assert {*"ADFB", *"DSFGE", "grouped", "single", "no letters"} <= seen
+    assert (pair.pushes > 0) == (pair.listener is not None)
 
 
 def test_a_server_clock_before_1970_does_not_stop_a_queue(real: RealClient) -> None:
@@ -420,7 +456,7 @@ def test_a_server_clock_before_1970_does_not_stop_a_queue(real: RealClient) -> N
     pair.run("admin", b"create", *CONF)
     pair.now = -100
     for number in (b"1", b"2"):  # the second call reads what the first one stored
-        assert pair.run("put", b"1", b"p", number, *PLAIN)[0] == b"A"
+        assert pair.put(b"1", b"p", number, *PLAIN) == b"A"
 
 
 def test_an_idle_turn_of_a_waiting_consumer_writes_only_its_number(real: RealClient) -> None:
