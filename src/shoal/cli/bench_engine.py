@@ -12,7 +12,7 @@ from typing import Any, Final
 from shoal.cli.output import console, figure_text, note
 from shoal.errors import ConfigError
 
-PARTS: Final = ("throughput", "where", "crossing")
+PARTS: Final = ("throughput", "layouts", "where", "crossing")
 _COLUMNS: Final = {
     "subscribers": "subscribers",
     "events_per_s": "events/s",
@@ -64,7 +64,7 @@ def show(args: argparse.Namespace, facts: dict[str, Any]) -> None:
         for row in rows:
             table.add_row(row["contender"], *(figure_text(row.get(name)) for name in shown))
         screen.print(table)
-        for row in rows if part == "throughput" else ():
+        for row in rows if part in ("throughput", "layouts") else ():
             parts = ", ".join(f"{name} {used:.1f}" for name, used in row["cpu_us_per_event"].items())
             screen.print(f"CPU us of {row['contender']}: {parts}")
     screen.print(facts["workload"]["all"])

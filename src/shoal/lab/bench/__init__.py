@@ -27,5 +27,5 @@ Owns the workloads, the contenders and the ratios. A ratio is a fact: nothing he
 
     engine.py            the engine beside channels, with and without `where=`
     engine_worker.py     an emitter or the readers, in a process
-    engine_operators.py  what each operator costs
+    engine_layouts.py    the engine of a cluster in a chosen configuration
 """

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.cluster.local import LocalCluster
 from shoal.lab.air_quality import AirQuality
-from shoal.lab.bench.engine_operators import operator_costs
+from shoal.lab.bench.engine_layouts import EngineLayouts, Layout
 from shoal.lab.bench.engine_worker import (
     PAYLOAD_BYTES,
     REPORTS,
@@ -30,8 +30,12 @@ from shoal.lab.bench.engine_worker import (
 )
 from shoal.lab.harness import LoadProcess, Ready
 from shoal.lab.machine import machine, process_cpu_s
+from shoal.load.engine_load import EngineLoad
 
 CONFIGURATION: Final = "1-1-1"
+LAYOUTS: Final = (Layout("1-2-1", 2, 1), Layout("1-2-2", 2, 2))
+"""Further configurations, on `PROCESSES` processes."""
+PROCESSES: Final = 3
 SUBSCRIBERS: Final = 1000
 """Subscribers of `vs_where`, each with a filter, on `BUSES` buses."""
 BUSES: Final = 50
@@ -48,7 +52,7 @@ GOALS: Final = {
     "latency_p50_vs_channel": "<= 4",
     "in_force_ms_p99": "<= 100",
 }
-PARTS: Final = ("throughput", "where", "crossing")
+PARTS: Final = ("throughput", "where", "crossing", "layouts")
 
 Figures = dict[str, float]
 
@@ -70,7 +74,7 @@ class Bench:
     """One cluster with an engine, an emitter process, and reader processes: one for the engine, one for channels."""
 
     def __init__(self, cluster: LocalCluster, emitter: LoadProcess, reader: LoadProcess, other: LoadProcess) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         self._emitter = emitter
         self._readers: dict[Way, LoadProcess] = {"engine": reader, "where": other, "channel": other}
         self._next = 0
@@ -79,7 +83,7 @@ class Bench:
     async def subscribers(self, way: Way, filters: int, count: int, buses: int = 1) -> Any:
         """Subscribers among whom `filters` filters of a city are divided, in force; they end with the block."""
         shares = [(first, len(range(first, filters, count))) for first in range(count)]
-        order = Subscribe(self._cluster.url, way, self._city, shares, count, buses)
+        order = Subscribe(self.cluster.url, way, self._city, shares, count, buses)
         await self._readers[way].ask(order, Ready, ANSWER_S_MAX)
         yield
         await self._readers[way].ask(Unsubscribe(), Ready, ANSWER_S_MAX)
@@ -95,7 +99,7 @@ class Bench:
         before = self._cpu_s()
         self._readers[way].send(Receive(deliveries))
         emitted = await self._emitter.ask(
-            Emit(self._cluster.url, way, self._city, first, events, rate), Measured, ANSWER_S_MAX
+            Emit(self.cluster.url, way, self._city, first, events, rate), Measured, ANSWER_S_MAX
         )
         received = await self._readers[way].answer(Measured, ANSWER_S_MAX)
         parts = {name: 1e6 * (used - before[name]) / events for name, used in self._cpu_s().items()}
@@ -124,7 +128,7 @@ class Bench:
     def _cpu_s(self) -> Figures:
         """CPU time that the processes of the cluster have used."""
         used: Figures = {"engine": 0.0, "server": 0.0, "agent": 0.0}
-        for child in self._cluster.status().processes:
+        for child in self.cluster.status().processes:
             if child.kind in used and child.pid is not None:
                 used[child.kind] += process_cpu_s(child.pid)
         return used
@@ -146,6 +150,8 @@ async def measure(options: EngineOptions, note: Callable[[str], None]) -> dict[s
             await _where(bench, options, note, rows, ratios)
         if "crossing" in options.parts:
             await _crossing(bench, options, note, rows, ratios)
+        if "layouts" in options.parts:
+            await _layouts(bench, options, note, rows)
     return {
         "name": "engine",
         "workload": describe(options),
@@ -172,7 +178,12 @@ async def _throughput(
     half: dict[Way, list[Figures]] = {way: [] for way in ways}
     forced: list[tuple[float, float]] = []
     pairs: list[float] = []
-    async with bench.subscribers("engine", options.filters, 1), bench.subscribers("channel", 1, 1):
+    rate = 0.0
+    async with (
+        bench.subscribers("engine", options.filters, 1),
+        bench.subscribers("channel", 1, 1),
+        EngineLayouts.open(bench.cluster, 1) as layouts,
+    ):
         await bench.run("engine", options.events // 2, lambda _: 1)  # a warm-up: parts of the index are merged
         for number in range(options.rounds):
             note(f"round {number + 1} of {options.rounds}: throughput and latency")
@@ -181,36 +192,90 @@ async def _throughput(
             rate = full["engine"][-1]["events_per_s"] / 2  # what is half of the load changes with other work here
             for part in range(TIMED_PARTS):
                 for way in _rotated([*ways], part):
-                    half[way].append(await bench.run(way, max(round(rate * options.timed_s), 20), lambda _: 1, rate))
+                    half[way].append(await bench.run(way, _at_rate(options, rate), lambda _: 1, rate))
                 pairs.append(half["engine"][-1]["latency_ms_p50"] / half["channel"][-1]["latency_ms_p50"])
             forced.append(await bench.in_force_ms(options.filters, options.added))
-    note("cost of the operators")
-    operators = operator_costs(options.filters, options.events)
-    for way in ways:
-        figures, timed = _medians(full[way]), _medians(half[way])
-        parts = {name.removeprefix("cpu_us_"): used for name, used in figures.items() if name.startswith("cpu_us_")}
-        if way == "engine":
-            parts |= operators | {"transport": max(parts["engine"] - sum(operators.values()), 0.0)}
-        rows.append(
-            {
-                "contender": CONFIGURATION if way == "engine" else way,
-                "part": "throughput",
-                "filters": options.filters if way == "engine" else 0,
-                "events_per_s": round(figures["events_per_s"], 1),
-                "deliveries_per_event": figures["deliveries"] / figures["events"],
-                "matches_per_event": round(_matches_per_event(options), 2) if way == "engine" else 1.0,
-                "cpu_us": round(figures["cpu_us"], 2),
-                "cpu_us_per_event": {name: round(used, 2) for name, used in parts.items()},
-                "latency_ms_p50": round(timed["latency_ms_p50"], 3),
-                "latency_ms_p99": round(timed["latency_ms_p99"], 3),
-                "rate_at_half_load": round(rate, 1),
-            }
-        )
+        load = await _load(layouts)
+    rows.append(_timed_row(CONFIGURATION, "throughput", options, full["engine"], half["engine"], rate, load))
+    rows.append(_timed_row("channel", "throughput", options, full["channel"], half["channel"], rate))
     ratios["cpu_vs_channel"] = round(_medians(full["engine"])["cpu_us"] / _medians(full["channel"])["cpu_us"], 2)
     ratios["latency_p50_vs_channel"] = round(median(pairs), 2)
     ratios["latency_p50_vs_channel_max"] = round(max(pairs), 2)
     ratios["in_force_ms_p50"] = round(median(p50 for p50, _ in forced), 2)
     ratios["in_force_ms_p99"] = round(median(p99 for _, p99 in forced), 2)
+
+
+async def _layouts(
+    bench: Bench, options: EngineOptions, note: Callable[[str], None], rows: list[dict[str, Any]]
+) -> None:
+    """The same load with more operators."""
+    bench.use_city(options.filters)
+    async with EngineLayouts.open(bench.cluster, PROCESSES) as layouts:
+        for layout in LAYOUTS:
+            note(f"{layout.name}: {options.filters:,} filters come into force")
+            full: list[Figures] = []
+            half: list[Figures] = []
+            rate = 0.0
+            async with bench.subscribers("engine", options.filters, 1):
+                await layouts.arrange(layout, options.filters)
+                await bench.run("engine", options.events // 2, lambda _: 1)
+                for number in range(options.rounds):
+                    note(f"round {number + 1} of {options.rounds}: {layout.name}")
+                    full.append(await bench.run("engine", options.events, lambda _: 1))
+                    rate = full[-1]["events_per_s"] / 2
+                    half.append(await bench.run("engine", _at_rate(options, rate), lambda _: 1, rate))
+                load = await _load(layouts)
+            rows.append(_timed_row(layout.name, "layouts", options, full, half, rate, load))
+
+
+async def _load(layouts: EngineLayouts) -> EngineLoad:
+    """The load that the engine reports, soon after events were matched."""
+    return (await layouts.report(lambda report: report.load.events_per_s > 0, "a measured load")).load
+
+
+def _at_rate(options: EngineOptions, rate: float) -> int:
+    """How many events a part at half load has."""
+    return max(round(rate * options.timed_s), 20)
+
+
+def _timed_row(
+    contender: str,
+    part: str,
+    options: EngineOptions,
+    full: list[Figures],
+    half: list[Figures],
+    rate: float,
+    load: EngineLoad | None = None,
+) -> dict[str, Any]:
+    """A row with throughput, and latency at half load. With the load that the engine reports, its CPU is divided among
+    the operators."""
+    figures, timed = _medians(full), _medians(half)
+    parts = {name.removeprefix("cpu_us_"): used for name, used in figures.items() if name.startswith("cpu_us_")}
+    if load is not None:
+        parts |= _by_operator(load, parts["engine"])
+    return {
+        "contender": contender,
+        "part": part,
+        "filters": options.filters if load is not None else 0,
+        "events_per_s": round(figures["events_per_s"], 1),
+        "deliveries_per_event": figures["deliveries"] / figures["events"],
+        "matches_per_event": round(_matches_per_event(options), 2) if load is not None else 1.0,
+        "cpu_us": round(figures["cpu_us"], 2),
+        "cpu_us_per_event": {name: round(used, 2) for name, used in parts.items()},
+        "latency_ms_p50": round(timed["latency_ms_p50"], 3),
+        "latency_ms_p99": round(timed["latency_ms_p99"], 3),
+        "rate_at_half_load": round(rate, 1),
+    }
+
+
+def _by_operator(load: EngineLoad, engine_us: float) -> Figures:
+    """The CPU of all processes of the engine for an event, by operator: all matchers together, and so on. Transport is
+    what belongs to no operator."""
+    used = dict.fromkeys(("access_point", "matcher", "exit_point", "transport"), 0.0)
+    for process in load.processes:
+        for name, part in zip(used, (process.access, process.matching, process.merging, process.rest), strict=True):
+            used[name] += part
+    return {name: engine_us * part / sum(used.values()) for name, part in used.items()}
 
 
 async def _where(
@@ -319,11 +384,15 @@ def describe(options: EngineOptions) -> dict[str, str]:
             f"one reader with {options.filters:,} filters, of which each event matches 1 to 10; beside it one "
             "subscriber of a channel that gets the same events. Latency is that at half the engine's rate of the same "
             f"round, engine and channel in turn in {TIMED_PARTS} parts; the ratio is the median of neighbours' ratios. "
-            "CPU of the operators is measured with the same letters in one process; transport is the rest of the engine"
+            "CPU of the engine is divided among its operators as its processes report it; transport is the rest"
         ),
         "where": (
             f"{SUBSCRIBERS} subscribers with a filter each on {BUSES} buses; each event matches 1 to 10; bus.match, "
             "and bus.subscribe(channel, where=...)"
         ),
         "crossing": "few subscribers with a filter and a bus each; a filter matches 0.55 % of the events",
+        "layouts": (
+            f"the load of `throughput` with more operators on {PROCESSES} processes. They share the cores of this "
+            "machine with the clients, so two cores do not show a higher rate; esilbops-7 projects it"
+        ),
     }

@@ -18,27 +18,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from shoal.cluster.acl import ADMIN
 from shoal.cluster.local import LocalCluster
-from shoal.coordination.interface import Coordinator
-from shoal.engine.director import Wanted
-from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
-from shoal.engine.messages import MAIN
-from shoal.errors import CoordinatorError
+from shoal.engine.engine_report import EngineReport
+from shoal.lab.bench.engine_layouts import EngineLayouts, Layout
 from shoal.lab.bench.engine_scale.load import AIR, EngineLoad, make_load
 from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
 from shoal.lab.bench.engine_scale.projection import EXITS, MATCHERS, CpuByOperator, with_transport
 from shoal.lab.bench.engine_scale.worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
 from shoal.lab.harness import LoadError, LoadProcess, Ready
 from shoal.lab.machine import process_cpu_s
-from shoal.runtime import PRODUCTION
 
 PROCESSES: Final = 3
 """Processes of the engine."""
 ALONE: Final = "1-2-1, a matcher alone"
 ANSWER_S_MAX: Final = 900.0
-CHANGE_S_MAX: Final = 400.0
-POLL_S: Final = 0.1
 QUIET_S_MAX: Final = 120.0
 QUIET_CPU_S: Final = 0.1
 """CPU of the engine in a second in which it only shows that it lives."""
@@ -48,23 +41,6 @@ TRIAL: Final = 400
 """Events of the run that tells how many are emitted in the others."""
 EVENTS_MAX: Final = 60_000
 WORKER: Final = "shoal.lab.bench.engine_scale.worker"
-
-
-class Layout(NamedTuple):
-    """A configuration, and whether one process has a matcher alone."""
-
-    name: str
-    matchers: int
-    exits: int
-    alone: bool = False
-
-    def without(self, report: EngineReport) -> tuple[str, ...]:
-        """The processes that are to have no operator: the head, or, if all operators fit into one process, the
-        others."""
-        if self.alone:
-            return (report.head,)
-        others = tuple(sorted(member.name for member in report.members if member.name != report.head))
-        return others if self.matchers == 1 else ()
 
 
 LAYOUTS: Final = (
@@ -122,58 +98,23 @@ class LoadResult(NamedTuple):
 class EngineBed:
     """A cluster with an engine, its clients, and a bare index."""
 
-    def __init__(self, cluster: LocalCluster, coordinator: Coordinator, note: Callable[[str], None]) -> None:
+    def __init__(self, cluster: LocalCluster, layouts: EngineLayouts) -> None:
         self._cluster = cluster
-        self._coordinator = coordinator
-        self._note = note
+        self.layouts = layouts
         names = ("emitter", "reader", "channel-reader", "index")
         self.emitter, self.reader, self.listener, self.index = (LoadProcess(name, WORKER, REPORTS) for name in names)
         self.gaps = 0
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, note: Callable[[str], None]) -> AsyncIterator[EngineBed]:
+    async def open(cls) -> AsyncIterator[EngineBed]:
         """A new bed."""
         async with contextlib.AsyncExitStack() as stack:
             cluster = await stack.enter_async_context(LocalCluster(1, engine=True, tls=False))
-            for number in range(2, PROCESSES + 1):
-                await cluster.fleet.start_engine(number)
-            coordinator = await PRODUCTION.coordinator(cluster.url_for(ADMIN), ANSWER_S_MAX)
-            await stack.enter_async_context(coordinator)
-            bed = cls(cluster, coordinator, note)
+            bed = cls(cluster, await stack.enter_async_context(EngineLayouts.open(cluster, PROCESSES)))
             for process in (bed.emitter, bed.reader, bed.listener, bed.index):
                 await stack.enter_async_context(process)
-            await bed.reports(lambda report: len(report.members) == PROCESSES, "all processes")
             yield bed
-
-    async def reports(self, holds: Callable[[EngineReport], bool], what: str) -> EngineReport:
-        """Waits until the report of the engine says something."""
-        deadline = time.monotonic() + CHANGE_S_MAX
-        while time.monotonic() < deadline:
-            with contextlib.suppress(CoordinatorError):
-                report = await read_report(self._coordinator, MAIN)
-                if report is not None and holds(report):
-                    return report
-            await asyncio.sleep(POLL_S)
-        raise LoadError(f"the engine does not have {what} after {CHANGE_S_MAX:g} s")
-
-    async def arrange(self, layout: Layout, filters: int) -> EngineReport:
-        """Brings the engine into a layout, with all filters in force."""
-        deadline = time.monotonic() + CHANGE_S_MAX
-        wanted: Wanted | None = None
-        while time.monotonic() < deadline:
-            report = await self.reports(lambda report: len(report.members) == PROCESSES, "all processes")
-            following = Wanted(layout.matchers, layout.exits, layout.without(report))
-            if wanted != following:  # a change of exit points may bring the access point to another process
-                wanted = following
-                await self._coordinator.put(wanted_key(MAIN), encode_wanted(wanted))
-            counts = len(report.matchers), len(report.exits)
-            placed = not set(following.without) & {*report.matchers, *report.exits}
-            is_layout = counts == (layout.matchers, layout.exits) and placed
-            if is_layout and report.phase == "idle" and report.filters == filters:
-                return report
-            await asyncio.sleep(POLL_S)
-        raise LoadError(f"the engine is not {layout.name} with {filters} filters after {CHANGE_S_MAX:g} s")
 
     async def add(self, load: str, first: int, last: int) -> None:
         """Brings more filters into force."""
@@ -235,7 +176,7 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
         load = await asyncio.to_thread(make_load, name, sizes, Path(directory))
         points: list[Point] = []
         processes: dict[int, dict[str, float]] = {}
-        async with EngineBed.open(note) as bed:
+        async with EngineBed.open() as bed:
             pids = {child.name: child.pid for child in _engines(bed)}
             empty = {child: _memory(pid) for child, pid in pids.items()}
             await bed.listen()
@@ -246,7 +187,7 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
                 before = size
                 for layout in LAYOUTS:
                     note(f"{name}: {size:,} filters, {layout.name}")
-                    report = await bed.arrange(layout, size)
+                    report = await bed.layouts.arrange(layout, size)
                     point = await _point(bed, load, directory, name, size, layout, rounds)
                     points.append(point)
                     if layout.alone:
