@@ -413,7 +413,10 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """How long a new instance of the engine waits for the processes of its matchers and exit points."""
 
     engine_slice_filters_max: int = 2000
-    """Filters that a matcher looks at in one turn, when it gives some to other matchers."""
+    """Filters that a matcher looks at in one turn, when it gives some to other matchers or packs its table."""
+
+    engine_packed_filters_min: int = 262_144
+    """A matcher that once held fewer filters than this does not pack its table when many have ended."""
 
     engine_change_s_max: float = 60.0
     """How long a change of the configuration may take before it is given up."""

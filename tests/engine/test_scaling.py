@@ -19,7 +19,21 @@ from shoal.engine.access_point import AccessPoint
 from shoal.engine.client import Arrived, EngineClient, Missed
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.director import RETRY_S, Director, InstanceEndsError, Phase, Wanted
-from shoal.engine.links import Batch, Handover, Orders, Replies, Settled, Stage, State, Status, Step, ToMember
+from shoal.engine.links import (
+    Batch,
+    Handover,
+    Mark,
+    Orders,
+    Replies,
+    Settled,
+    Stage,
+    State,
+    StateAck,
+    Status,
+    Step,
+    ToMember,
+)
+from shoal.engine.matcher import Matcher
 from shoal.engine.messages import (
     LANES,
     Add,
@@ -50,7 +64,9 @@ from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
 from shoal.rules import ALL_RULES, Rules
 
-LIMITS = msgspec.structs.replace(DEFAULT_LIMITS, engine_roll_s=0.0, engine_slice_filters_max=3)
+LIMITS = msgspec.structs.replace(
+    DEFAULT_LIMITS, engine_roll_s=0.0, engine_slice_filters_max=3, engine_packed_filters_min=8
+)
 _wire = msgspec.msgpack.Encoder().encode
 
 
@@ -961,3 +977,37 @@ def test_a_client_that_ends_its_presentation_after_the_end_of_a_roll_was_said_is
     assert _told(point) == [Welcome(7, 2), Again(7)]
     point.received(READER, Letter(8, 1, [Open(8, 2), Ready()]), now)
     assert _told(point) == [Welcome(8, 2, late=True)]
+
+
+def test_a_table_is_not_packed_while_its_filters_are_sent_by_id() -> None:
+    """A filter that gets a lower id meanwhile would be behind what was sent: it would be at no matcher after SWITCH."""
+    one, two = Configuration(1, ("a",), ("a",), ("a",)), Configuration(2, ("a",), ("a", "b"), ("a",))
+    matcher = Matcher("a", 1, one, LIMITS)
+    filters = [(number, _wire(parse(f"a = {number}"))) for number in range(40)]
+    matcher.table.insert(7, filters)
+    matcher.marked(Mark(Step.PREPARE, two))
+    matcher.work()
+    matcher.table.remove(7, range(20))
+    assert matcher.table.is_sparse
+    held = matcher.table.size
+    sent = _work_all(matcher)
+    foreign = {number for number, wire in filters[20:] if two.owner(wire) == "b"}
+    assert foreign <= sent
+    assert matcher.table.size == held
+    matcher.marked(Mark(Step.SWITCH, two))
+    assert _work_all(matcher) == set()
+    assert {*matcher.table.numbers(7)} == {*range(20, 40)} - foreign
+    assert matcher.table.size == len(matcher.table), "packed"
+
+
+def _work_all(matcher: Matcher) -> set[int]:
+    """Lets a matcher work as long as it is busy; the numbers of the filters that it sends, which are acknowledged."""
+    sent: set[int] = set()
+    while matcher.is_busy:
+        matcher.work()
+        for _, message in matcher.out:
+            assert isinstance(message, State)
+            sent.update(number for _, number, _ in message.rows)
+            matcher.received(StateAck(1, 2, "b", message.chunk))
+        matcher.out.clear()
+    return sent

@@ -19,6 +19,8 @@ KEYS = 5
 CLIENTS = st.sampled_from([1, 2, 3, 2**48 - 1])
 NUMBERS = st.lists(st.integers(1, 30), max_size=12)
 CHANGES = st.lists(st.tuples(st.booleans(), CLIENTS, NUMBERS), max_size=25)
+SOON_PACKED = msgspec.structs.replace(DEFAULT_LIMITS, engine_packed_filters_min=4, engine_slice_filters_max=3)
+"""Small tables are packed, a few filters at once."""
 
 
 def wire(number: int) -> bytes:
@@ -32,7 +34,7 @@ def event(key: int, x: int = 1000) -> Event:
 @given(CHANGES)
 @settings(max_examples=80, deadline=None)
 def test_the_table_holds_what_a_dictionary_holds(changes: list[tuple[bool, int, list[int]]]) -> None:
-    table = SubscriptionTable(DEFAULT_LIMITS)
+    table = SubscriptionTable(SOON_PACKED)
     model: dict[tuple[int, int], bytes] = {}
     for added, client, numbers in changes:
         if added:
@@ -41,6 +43,8 @@ def test_the_table_holds_what_a_dictionary_holds(changes: list[tuple[bool, int, 
         else:
             table.remove(client, numbers)
             model = {place: one for place, one in model.items() if place not in {(client, each) for each in numbers}}
+        if table.is_sparse:
+            table.pack()
     assert len(table) == len(model)
     rows = table.rows(0, table.size)
     held = zip(zip(rows.clients, rows.numbers, strict=True), rows.wires, strict=True)
@@ -75,6 +79,37 @@ def test_ids_are_used_again_and_holes_are_closed() -> None:
     assert sorted(table.numbers(1)) == [100 * turn + 99 for turn in range(200)]
     rows = table.rows(0, table.size)
     assert [wire(number) for number in rows.numbers] == rows.wires
+
+
+def pack_all(table: SubscriptionTable) -> int:
+    """Packs a table as long as it is sparse; returns in how many steps. All filters are there all the time."""
+    steps, count = 0, len(table)
+    while table.is_sparse:
+        table.pack()
+        steps += 1
+        assert len(table) == count
+    return steps
+
+
+def test_a_table_that_has_lost_most_filters_is_packed_and_becomes_as_small_as_a_new_one() -> None:
+    """A matcher that had given half of a million filters to another one kept its memory."""
+    table, new = SubscriptionTable(SOON_PACKED), SubscriptionTable(DEFAULT_LIMITS)
+    for client in (1, 2):
+        table.insert(client, [(number, wire(number)) for number in range(2000)])
+        new.insert(client, [(number, wire(number)) for number in range(0, 2000, 4)])
+    assert pack_all(table) == 0
+    for client in (1, 2):
+        table.remove(client, [number for number in range(2000) if number % 4])
+    assert pack_all(table) == 1000, "three ids at a time"
+    assert table.size == 1000
+    table.settle()
+    new.settle()
+    assert table.nbytes < 1.2 * new.nbytes
+    assert [sorted(table.numbers(client)) for client in (1, 2)] == [[*range(0, 2000, 4)]] * 2
+    table.remove(1, range(2000))
+    table.remove(2, range(2000))
+    assert pack_all(table) > 0
+    assert (len(table), table.size) == (0, 0)
 
 
 def test_the_arena_moves_filters_together_when_many_have_gone() -> None:

@@ -39,6 +39,11 @@ class FilterArena:
         """Ids are below `size` from now on."""
         self._start, self._length = widened(self._start, size), widened(self._length, size)
 
+    def narrow(self, size: int) -> None:
+        """All ids are below `size`: what is above is given back, and so are the holes."""
+        self._start, self._length = self._start[:size].copy(), self._length[:size].copy()
+        self._pack()
+
     def put(self, ids: npt.NDArray[np.int64], wires: Sequence[bytes]) -> None:
         """Adds filters; their ids are free."""
         lengths = np.fromiter(map(len, wires), np.int64, len(wires))
@@ -51,10 +56,13 @@ class FilterArena:
         self._holes += int(self._length[ids].sum(dtype=np.int64))
         self._length[ids] = 0
         if self._holes > HOLES_FREE + HOLES_MAX * len(self._data):
-            packed = np.empty(len(self._data) - self._holes, np.uint8)
-            _pack(np.frombuffer(self._data, np.uint8), self._start, self._length, packed)
-            self._data = bytearray(packed)
-            self._holes = 0
+            self._pack()
+
+    def _pack(self) -> None:
+        packed = np.empty(len(self._data) - self._holes, np.uint8)
+        _pack(np.frombuffer(self._data, np.uint8), self._start, self._length, packed)
+        self._data = bytearray(packed)
+        self._holes = 0
 
     def used(self, first: int, last: int) -> npt.NDArray[np.int64]:
         """The ids of filters, from `first` to before `last`."""

@@ -64,6 +64,14 @@ class FilterNumbers:
         self._before, self._after = widened(self._before, size), widened(self._after, size)
         self._first = widened(self._first, seats)
 
+    def narrow(self, size: int) -> None:
+        """All ids are below `size`: what is above is given back."""
+        self.names = self.names[:size].copy()
+        self._before, self._after = self._before[:size].copy(), self._after[:size].copy()
+        slots = np.zeros(max(_SLOTS_FIRST, int(_GROWTH * self._count)), np.uint32)
+        _move_all(self._slots, slots, self.names)
+        self._slots = slots
+
     def find(self, seat: int, numbers: Ints) -> Ints:
         """The ids of filters of a seat; -1 where there is none."""
         found = np.empty(len(numbers), np.int64)

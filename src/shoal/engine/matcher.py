@@ -104,8 +104,16 @@ class Matcher:
     def is_busy(self) -> bool:
         """Whether there is more to do than to wait for messages."""
         return (
-            self._trimming is not None or (self._sending is not None and self._sending.is_busy) or self._states_are_due
+            self._trimming is not None
+            or (self._sending is not None and self._sending.is_busy)
+            or self._states_are_due
+            or self._may_pack
         )
+
+    @property
+    def _may_pack(self) -> bool:
+        """Whether the table is to be packed. Not during a change: filters are sent to other matchers by id."""
+        return self._next is None and self.table.is_sparse
 
     @property
     def is_waiting(self) -> bool:
@@ -314,9 +322,12 @@ class Matcher:
                 self._ended, self._renewed = set(), set()
 
     def work(self) -> None:
-        """Does a slice of what takes long: sends and inserts state, and drops filters that other matchers have now."""
+        """Does a slice of what takes long: sends and inserts state, drops filters that other matchers have now, and
+        packs the table."""
         if self._trimming is not None:
             self._trim(self._trimming)
+        elif self._may_pack:
+            self.table.pack()
         elif self._next is not None and self._states_are_due:
             self._insert_states(self._next.number)
         elif self._is_settling:

@@ -33,6 +33,8 @@ SETTLED_AT_ONCE: Final = 10_000
 """So many filters are merged in some milliseconds."""
 PARTS_FEW: Final = 4
 """Parts of the index that are not worth waiting for: while filters come and go there may always be more than one."""
+FREE_SHARE_MAX: Final = 0.4
+"""If more of the ids of a large table are free, the filters with the highest ids get lower ones."""
 PARTS_WORTH_A_FILTER: Final = 8
 """An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
 
@@ -98,6 +100,7 @@ class SubscriptionTable:
         self._groups = SeatGroups()
         self._unsettled = 0.0
         """What the parts of the index have cost since they were merged last, in filters of a merge."""
+        self._is_packing = False
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -249,6 +252,36 @@ class SubscriptionTable:
                 for other in ids[:done]:
                     self._index.remove(other)
                 raise
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether `pack` is to be called: very many filters have ended, or another matcher has them now."""
+        is_large = self._size >= self._limits.engine_packed_filters_min
+        return self._is_packing or (is_large and self._free_count > FREE_SHARE_MAX * self._size)
+
+    def pack(self) -> None:
+        """Gives lower ids to some filters with the highest ones. When all ids are in use, the columns become as short
+        as they can be. The index drops what has ended by itself, when that is more than half of a segment."""
+        if not self._is_packing:
+            self._is_packing = True
+            self._free[: self._free_count][::-1].sort()  # the lowest ids are used first
+        first = max(self._size - self._limits.engine_slice_filters_max, len(self))
+        rows = self.rows(first, self._size)
+        filters: dict[int, list[tuple[int, bytes]]] = {}
+        for client, number, wire in zip(rows.clients, rows.numbers, rows.wires, strict=True):
+            filters.setdefault(client, []).append((number, wire))
+        for client, some in filters.items():
+            self.remove(client, [number for number, _ in some])
+        free = self._free[: self._free_count]
+        self._free = free[free < first]
+        self._free_count, self._size = len(self._free), first
+        self.insert_many(filters)
+        if self._size == len(self):
+            self._is_packing = False
+            self._numbers.narrow(self._size)
+            self._arena.narrow(self._size)
+            self._checksum_of = self._checksum_of[: self._size].copy()
+            self._free = np.zeros(0, np.int64)
 
     def settle(self) -> None:
         """Does now what the first match after many changes would do."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import msgspec
 
@@ -23,6 +24,7 @@ from shoal.engine.engine_report import encode_wanted, wanted_key
 from shoal.engine.links import orders_channel
 from shoal.engine.messages import MAIN, call_channel, lane_channel, lane_of, seat_channel
 from shoal.engine.shell import EngineShell
+from shoal.engine.subscription_table import SubscriptionTable
 from shoal.errors import BusClosedError, ConnectError, EngineUnavailableError, ShoalError, SubscribeError
 from shoal.filters.filter import Filter
 from shoal.filters.language import parse
@@ -54,6 +56,7 @@ LIMITS: Final[dict[str, Any]] = {
     "engine_flight_events_max": 60, "engine_untaken_events_max": 24, "engine_client_grace_s": 5.0,
     "engine_letter_bytes_max": 600, "engine_lease_s": 1.0, "engine_member_silent_s": 0.7, "engine_roll_s": 0.4,
     "engine_join_s_max": 1.5, "engine_change_s_max": 2.0, "engine_slice_filters_max": 2,
+    "engine_packed_filters_min": 4,
 }  # fmt: skip
 """Small limits, so that they are met."""
 SECOND_EXIT: Final = 0.4
@@ -115,6 +118,7 @@ CORNERS: Final = {
     "filter added during a change": "added during a change",
     "filter removed during a change": "removed during a change",
     "event emitted during a change": "emitted during a change",
+    "table of a matcher packed": "table packed",
 }
 """Every corner that a campaign must exercise, and its counter."""
 
@@ -328,6 +332,8 @@ class EngineRun(ChannelScenario):
         self.filters: list[FilterRecord] = []
         self.wanted: dict[str, Filter] = {}
         self.unmatched: list[str] = []
+        self._ids: WeakKeyDictionary[SubscriptionTable, int] = WeakKeyDictionary()
+        """Ids of each matcher's table, when it was last looked at: they become fewer when it is packed."""
         self.foreign_parts: set[str] = set()
         self.engines: dict[str, EngineShell] = {}
         self.process_names: set[str] = set()
@@ -418,6 +424,10 @@ class EngineRun(ChannelScenario):
                 foreign = operators.exit_point.part_instances - {operators.instance}
                 if foreign:
                     self.foreign_parts.add(f"{name} keeps parts of instance {min(foreign)} in {operators.instance}")
+            if operators is not None and operators.matcher is not None:
+                table, ids = operators.matcher.table, operators.matcher.table.size
+                self.exercised["table packed"] += ids < self._ids.get(table, 0)
+                self._ids[table] = ids
         for status in [shell.status for shell in self.engines.values()]:
             if status is not None:
                 place = (status.name, status.instance)
