@@ -183,6 +183,7 @@ _MISLED: Final[dict[str, Any]] = {
 were published elsewhere, before their publisher has announced itself."""
 
 VARIANTS: Final[dict[str, Variant]] = {
+    "agent_tags": {"hostile": 1.0, "false_answers": 1.0, "liveness_s_max": 60.0},
     "repeat": {"liveness_s_max": 60.0},
     "client_tags": {"liveness_s_max": 60.0},
     "signatures": _LATE,

@@ -32,7 +32,7 @@ from shoal.lab.sim.scenarios.channel_run_history import ChannelRunHistory
 from shoal.lab.sim.scenarios.liveness import check_settled
 from shoal.lab.sim.scenarios.provocations import FullDisk
 from shoal.lab.sim.scenarios.shape import Shape
-from shoal.lab.sim.scenarios.stranger import Stranger
+from shoal.lab.sim.scenarios.stranger import ANSWERS, HOSTILE, Stranger
 from shoal.lab.sim.world.fault_options import FaultOptions
 from shoal.lab.sim.world.node import Node
 from shoal.lab.sim.world.process import COORDINATOR_URL, Process, WallClock
@@ -73,6 +73,9 @@ class ChannelScenario(Scenario):
     """How often the disk of the coordinator is full for a while."""
     ring_death = 0.5
     """How often an agent dies when the ring changes."""
+    hostile = HOSTILE
+    false_answers = ANSWERS
+    """How often the stranger is hostile, and how many of the questions that it hears it answers then."""
     fixed_faults: Mapping[str, Any] = MappingProxyType({})
     fixed_limits: Mapping[str, Any] = MappingProxyType({})
     fixed_shape: Mapping[str, Any] = MappingProxyType({})
@@ -127,6 +130,8 @@ class ChannelScenario(Scenario):
             lambda: self.book.ring,
             self.exercised,
             shape.greedy,
+            self.hostile,
+            self.false_answers,
         )
         others = self.other_nodes()
         return FaultTargets(

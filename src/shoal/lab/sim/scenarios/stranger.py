@@ -56,7 +56,7 @@ HOSTILE: Final = 0.2
 """The share of the seeds in which it listens to internal channels, answers and repeats what it hears there."""
 ANSWERS: Final = 0.5
 """The share of overheard questions that it answers, at most `ANSWERS_MAX` on one connection. It answers all of them
-where the agent is silent."""
+where the agent is silent. Both shares may be others in a variant of a scenario."""
 ANSWERS_MAX: Final = 8
 REMEMBERED: Final = 6
 """Overheard messages of each kind and server that it repeats later."""
@@ -186,6 +186,8 @@ class Stranger:
         ring: Callable[[], Ring | None],
         said: Counter[str],
         greedy: bool = False,
+        hostile: float = HOSTILE,
+        answers: float = ANSWERS,
     ) -> None:
         self.network = network
         self.node = network.node("stranger")
@@ -209,7 +211,8 @@ class Stranger:
         """By instance of an agent: the number of the last heartbeat that was forged."""
         self._visit: Visit | None = None
         self.greedy = greedy
-        self.hostile = self.random.random() < HOSTILE or greedy
+        self.hostile = self.random.random() < hostile or greedy
+        self._answers = answers
         self._connect()
 
     def _connect(self) -> None:
@@ -375,7 +378,7 @@ class Stranger:
             message = control.decode(data).message
             assert isinstance(message, control.Heartbeat)
             self._incarnations[visit.server] = message.incarnation
-        if visit.answers >= ANSWERS_MAX or (not visit.silent and self.random.random() > ANSWERS):
+        if visit.answers >= ANSWERS_MAX or (not visit.silent and self.random.random() > self._answers):
             return []
         lies = self._false_answers(visit.server, head, data)
         visit.answers += bool(lies)
