@@ -39,7 +39,7 @@ TRANSIT_S: Final = 5.0
 LOOK_S: Final = 0.5
 """The quiet phase is checked every `LOOK_S`. From `QUIET_S_MIN` on it ends when no check finds anything missing; from
 `QUIET_S` on, also when no process has waited for anything for `TRANSIT_S`: what a server has confirmed may still be on
-its way to a subscriber."""
+its way to a subscriber; and nothing that is missing is asked for."""
 LIVENESS_S_MAX: Final = 400.0
 """A healthy world must have settled by then, even with slow links."""
 
@@ -153,6 +153,10 @@ class Scenario:
         """Whether everything has settled."""
         raise NotImplementedError
 
+    def heals(self) -> bool:
+        """Whether something that is missing is being asked for: it may still arrive, or be reported."""
+        return False
+
     def finish(self) -> bool:
         """Collects what is left at the end of the run; returns whether there was anything for `judge`."""
         return False
@@ -219,7 +223,7 @@ class Scenario:
         while world.now < self.liveness_s_max:
             if self.quiet():
                 verdict = self.judge()
-                if not verdict.violations or world.now >= ends_at:
+                if not verdict.violations or (world.now >= ends_at and not self.heals()):
                     break
             else:
                 ends_at = max(ends_at, world.now + TRANSIT_S)

@@ -571,6 +571,11 @@ class EngineRun(ChannelScenario):
             and all(router.settled and not router.statistics().questions for router in routers)
         )
 
+    def heals(self) -> bool:
+        """Whether a client asks for what an exit point has sent it: if that has died, a gap follows."""
+        subs = [sub for app in self.apps if app.router is not None for sub in app.router.subscriptions]
+        return any(stream.has_hole() or stream.doubted_at is not None for sub in subs for _, stream in sub.all_streams())
+
     def finish(self) -> bool:
         """Counts what clients did."""
         for app in self.apps:
