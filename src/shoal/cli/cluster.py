@@ -139,7 +139,7 @@ def register(subparsers: Subparsers) -> None:
         "of an agent, beside a server of its own that ends with the measurement (about ten seconds), "
         "and the size of a client's installation.",
     )
-    parser.add_argument("--quick", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="skip the measurements")
     parser.add_argument(
         "--server",
         action="append",
