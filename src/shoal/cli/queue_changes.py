@@ -165,9 +165,9 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
     check_name(args.name.encode())
     url, key = coordinator_of(args)
 
-    async def run() -> Change:
+    async def run() -> QueueChange:
         async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-            change = Change(coordinator, args.name, key)
+            change = QueueChange(coordinator, args.name, key)
             await change.request(action, make, None if args.no_wait else args.timeout)
             return change
 
@@ -180,7 +180,7 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
     return 0 if change.done or args.no_wait else 1
 
 
-class Change:
+class QueueChange:
     """One request about a queue, and what came of it."""
 
     def __init__(self, coordinator: Coordinator, name: str, key: bytes | None) -> None:

@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.output import Subparsers, add_command, note, plural, result
-from shoal.cli.queue_changes import Change, add_change, add_timeout, check_timeout
+from shoal.cli.queue_changes import QueueChange, add_change, add_timeout, check_timeout
 from shoal.errors import ConfigError, QueueError, QueueNotFoundError, ShoalError
 from shoal.plan.queue_report import LOST
 
@@ -106,9 +106,9 @@ def run_move(args: argparse.Namespace) -> int:
             note(f"{len(now)} of {plural(len(shards), 'shard')} on {args.to}")
         moved[:] = now
 
-    async def run() -> Change:
+    async def run() -> QueueChange:
         async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-            change = Change(coordinator, args.name, key)
+            change = QueueChange(coordinator, args.name, key)
             if await change.read() is not None:  # a queue that does not exist is reported first
                 await _check_store(coordinator, args.to, key)
             await change.request("moved", make, None if args.no_wait else args.timeout, progress)
@@ -216,7 +216,7 @@ async def _abandon(
         shards[:] = sorted(shard for store in gone for shard in entry.shards_at(store))
         return AbandonShards(unit, gone, secrets.token_hex(8))
 
-    change = Change(coordinator, name, key)
+    change = QueueChange(coordinator, name, key)
     await change.request("abandoned", make, max(until - time.monotonic(), 0.0))
     entry, outcome = change.entry, change.outcome
     to = ""

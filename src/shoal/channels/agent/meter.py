@@ -49,7 +49,7 @@ STEPS_PER_UNIT: Final = 20_000
 """Steps of matching a pattern that take as long as one Hello."""
 
 
-class Refusal(NamedTuple):
+class QuotaRefusal(NamedTuple):
     """A client whose message was dropped, the number of the message, and how long the client should wait."""
 
     client: int
@@ -107,12 +107,14 @@ class ControlMeter:
         row = self._scanner.meter_row(client)
         self._rows["client"][row], self._rows["number"][row] = client, number
 
-    def take_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[QuotaRefusal]:
         """The clients whose messages were dropped since the last call, each once. Call it once a second."""
         rows = self._rows["client"].nonzero()[0][:REFUSALS_MAX]
         found = self._rows[rows]
         self._rows["client"] = 0
         return [
-            Refusal(client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX))
+            QuotaRefusal(
+                client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX)
+            )
             for tokens, _, client, number in found.tolist()
         ]

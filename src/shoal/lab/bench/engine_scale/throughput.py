@@ -25,7 +25,7 @@ from shoal.engine.director import Wanted
 from shoal.engine.engine_report import EngineReport, encode_wanted, read_report, wanted_key
 from shoal.engine.messages import MAIN
 from shoal.errors import CoordinatorError
-from shoal.lab.bench.engine_scale.load import AIR, EngineLoad, make_load
+from shoal.lab.bench.engine_scale.load import AIR, EngineWorkload, make_load
 from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
 from shoal.lab.bench.engine_scale.projection import EXITS, MATCHERS, CpuByOperator, with_transport
 from shoal.lab.bench.engine_scale.worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
@@ -262,7 +262,7 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
 
 
 async def _point(
-    bed: EngineBed, load: EngineLoad, path: str, name: str, size: int, layout: Layout, rounds: int
+    bed: EngineBed, load: EngineWorkload, path: str, name: str, size: int, layout: Layout, rounds: int
 ) -> Point:
     events = load.events(size)
     first = 0
