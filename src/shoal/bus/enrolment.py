@@ -126,7 +126,7 @@ class KeyRenewal:
                 router.ring(book.signed_ring, clock())
                 if key is not None:
                     if key.client != router.client:
-                        _log.warning("identity of this bus revoked, going on with another", id=f"{key.client:012x}")
+                        _log.warning("identity of this bus revoked, continuing under another", id=f"{key.client:012x}")
                     router.enrolled(key, clock())
                 done()
         finally:

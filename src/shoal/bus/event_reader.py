@@ -444,7 +444,7 @@ class BusMatching:
             self._soon()
 
     def made_room(self) -> None:
-        """A reader has taken something: go on reading."""
+        """A reader has taken something: continue reading."""
         if self._seat is not None and self._seat.waiting:
             self._soon()
 

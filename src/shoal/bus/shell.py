@@ -245,7 +245,7 @@ class BusShell:
         self._fail_subscribing(refused.server, error)
 
     def _abandoned(self, effect: Abandoned) -> None:
-        """Report the unconfirmed messages of a client that goes on with another id."""
+        """Report the unconfirmed messages of a client that continues with another id."""
         error = NotConfirmedError("the identity of this bus was revoked before a server confirmed messages", do=MAYBE)
         for token in effect.tokens:
             assert isinstance(token, asyncio.Future)

@@ -50,8 +50,8 @@ def register_changes(group: Subparsers) -> None:
         run_create,
         "create a queue",
         "shoal queue create orders\nshoal queue create orders --messages-max 100000 --on-dead halt",
-        "Create a queue. One that exists stays as it is. The first put or take creates a queue too, with the default "
-        "settings.",
+        "Create a queue. An existing queue is not changed. The first put or take also creates a queue, with the "
+        "default settings.",
     )
     create.add_argument("--shards", type=int, metavar="N", help="parts that can be on different stores (1 to 256)")
     _add_settings(create)
@@ -61,14 +61,14 @@ def register_changes(group: Subparsers) -> None:
         run_configure,
         "change the settings of a queue",
         "shoal queue configure orders --messages-max 1000000",
-        "Change the settings of a queue. Those that are not given stay as they are.",
+        "Change the settings of a queue. Settings that are not given keep their values.",
     )
     _add_settings(configure)
     drop = add_change(
         group,
         "drop",
         run_drop,
-        "delete a queue with everything in it",
+        "delete a queue and its content",
         "shoal queue drop orders --yes",
         "Delete a queue with its messages and dead letters.",
     )
@@ -244,7 +244,7 @@ class QueueChange:
             if progress is not None and (entry := await self.read()) is not None:
                 progress(entry)
             if time.monotonic() >= until:
-                self.outcome = f"not {action} yet; the leader goes on: see shoal status for stores and leader"
+                self.outcome = f"not {action} yet; the leader continues: see shoal status for stores and leader"
                 return
             await asyncio.sleep(_POLL_S)
         await self._conclude(action, request)

@@ -37,8 +37,8 @@ def register_places(group: Subparsers) -> None:
         run_move,
         "move the shards of a queue to another store",
         "shoal queue move orders --to q2\nshoal queue move orders --to q2 --shards 0,3-5",
-        "Move shards of a queue to another store, one at a time, with their messages. Each one stands still for a "
-        "moment; producers and consumers follow. If a shard cannot be moved, the rest stays where it is.",
+        "Move shards of a queue to another store, one at a time, with their messages. Each shard pauses for a moment; "
+        "producers and consumers follow. If a shard cannot be moved, the remaining shards stay where they are.",
         _MOVE_S,
     )
     move.add_argument("--to", required=True, metavar="STORE", help="the store, as `shoal status` names it")
@@ -61,11 +61,11 @@ def register_places(group: Subparsers) -> None:
         group,
         "recover",
         run_recover,
-        "start a store that is gone again from its directory",
+        "restart a lost store from its directory",
         example="shoal queue recover --dir /backup/stores/q1",
         description="Start a store of the local cluster again from its directory, or from a copy of it, at the same "
         "address: its queues are available again with all messages in the directory. Run it on the machine of the "
-        "cluster. In a cluster laid out by hand, start a Redis on that directory at the address of the store, then its "
+        "cluster. In a cluster set up by hand, start a Redis on that directory at the address of the store, then its "
         "agent (docs/operations.md).",
     )
     recover.add_argument("--dir", required=True, metavar="DIR", help="the directory of the store")

@@ -203,7 +203,7 @@ class ChannelHistory:
         """The history in order, with gaps, from `since` up to `until_us` (exclusive).
 
         `before` limits streams to numbers below the given one. `live` are payloads of plain Redis clients' messages
-        that arrived live. They have no numbers, so equal messages at the end of the history are taken for the same
+        that arrived live. They have no numbers, so equal messages at the end of the history count as the same
         ones and left out.
         """
         missing = [

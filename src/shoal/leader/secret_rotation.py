@@ -6,8 +6,8 @@ Owns the order of the steps. A core without I/O; `shoal.leader.keeper_shell` is 
                                                                               --two leases--> secret g deleted
 
 Each step follows from what is stored: the record (`shoal.plan.secret_rotation`), the ring and the secrets. So a leader
-that dies between two steps leaves nothing to repair, and the next one goes on. No step waits for an agent: an agent
-without the newer secret goes on with the older one, and a client uses its newer key at a server when the agent there
+that dies between two steps leaves nothing to repair, and the next one continues. No step waits for an agent: an agent
+without the newer secret continues with the older one, and a client uses its newer key at a server when the agent there
 has shown that it has it. The older secret is deleted only two leases after the ring has dropped it: until then agents
 take messages that clients tagged with it before they could know.
 """

@@ -354,7 +354,7 @@ class WorkerRun:
             self._log.warning("job failed", **facts, retry_in_s=round(pause_s, 3))
 
     def _lost(self, core: JobCore) -> None:
-        """The lease of a job has ended: its handler must not go on."""
+        """The lease of a job has ended: its handler must not continue."""
         task = self._handlers.get(core)
         if task is not None:
             self._log.warning("lease lost, handler cancelled")

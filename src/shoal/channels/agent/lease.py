@@ -21,7 +21,7 @@ was fresh when a ring without us was written ran out at least half a lease after
 was never granted anything does not count.
 
 An agent whose lease had lapsed grants nothing for a while after it has the lease again: the keeper may be about to take
-its server out of the ring. An agent that continued by the orphan rule until then goes on without a break, because the
+its server out of the ring. An agent that continued by the orphan rule until then continues without a break, because the
 keeper waits for a whole lease after such a time.
 """
 

@@ -394,7 +394,7 @@ class Router:
                 self._publisher.key_changed(link)
 
     def _begin_identity(self, key: ClientKey, now: float) -> None:
-        """The agents do not know the client's key any more: it goes on as another client. Its subscriptions stay."""
+        """The agents do not know the client's key any more: it continues as another client. Its subscriptions stay."""
         context = self._context
         self.counters.identities += 1
         context.effects.append(self._publisher.abandon())

@@ -292,7 +292,7 @@ class Subscriber:
             self._receiver.start(sub, now)
 
     def _number(self, site: SubscribedServer) -> None:
-        """Gives a question a new nonce, so that the Answer to an earlier one is not taken for its own."""
+        """Gives a question a new nonce, so that the Answer to an earlier one is not mistaken for its own."""
         self.asked.pop(site.nonce, None)
         site.nonce = self._context.next_number()
         site.attempts = 0

@@ -2,7 +2,7 @@
 
 What a careful application writes by hand: batches of XADD in one pipeline; consumers that read with XREADGROUP, and
 acknowledge and delete a batch (XACK, XDEL) in the same write as their next read. It has no order per key, no dedupe, no
-lease that ends by itself, no bound, no retry and no dead letters. Without XDEL the stream would grow for ever.
+lease that ends by itself, no bound, no retry and no dead letters. Without XDEL the stream would grow forever.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class EngineWorkload:
 
 
 class EngineEvents:
-    """Events in their wire form. They are repeated for ever."""
+    """Events in their wire form. They are repeated forever."""
 
     def __init__(self, wires: list[bytes], clients: list[int], matches: list[int]) -> None:
         self.wires = wires

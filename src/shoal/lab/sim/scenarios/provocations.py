@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.cluster import ChannelScenario
 
 LOOK_S: Final = 0.1
-"""How often a sequence checks whether it can go on."""
+"""How often a sequence checks whether it can continue."""
 BEGIN_LOOK_S: Final = 0.5
 """How often a sequence checks whether it can begin."""
 LATE_S_MAX: Final = 6.0
@@ -95,7 +95,7 @@ class Provocation:
             app.process.call(app.burst, channel, count)
 
     def reset_agent(self, server: str) -> None:
-        """The agent of a server loses its connections there; its process goes on."""
+        """The agent of a server loses its connections there; its process continues."""
         self.reset(f"agent-{server}", [server])
 
     def reset(self, node: str, servers: Collection[str]) -> None:
