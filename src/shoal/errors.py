@@ -340,7 +340,7 @@ class ArchiveError(ShoalError):
 
 
 class PipelineError(ShoalError):
-    """A Spark job cannot start or continue. Its output stays as it is."""
+    """A Spark job cannot start or continue. Its output is unchanged."""
 
 
 class NoJavaError(PipelineError):

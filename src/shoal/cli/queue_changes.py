@@ -208,7 +208,7 @@ class QueueChange:
 
         self.entry = await self.read()
         if action == "created" and self.entry is not None:
-            self.done, self.existed, self.outcome = True, True, "exists already, and stays as it is"
+            self.done, self.existed, self.outcome = True, True, "exists already, and was not changed"
             return
         if action != "created" and self.entry is None:
             raise QueueNotFoundError(f"there is no queue {self._name}", do="see `shoal queue list`")

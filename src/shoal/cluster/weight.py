@@ -1,6 +1,6 @@
 """What an agent costs on this machine: its memory when it is idle, and the time that it needs to start.
 
-Owns the measurement of `shoal doctor`: an agent beside a real server, in a cluster of its own that ends with the
+Owns the measurement of `shoal doctor`: an agent beside a real server, in a temporary cluster that ends with the
 measurement; nothing else is touched.
 """
 

@@ -66,7 +66,7 @@ class Feed:
         return self._subscription.settled
 
     def check_reachable(self, seconds: float) -> None:
-        """Raises a ConnectionError if none of its servers could be used for so long."""
+        """Raises a ConnectionError if none of its servers could be used for this long."""
         error = self._subscription.cut_off(seconds)
         if error is not None:
             with translated():

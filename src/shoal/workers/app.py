@@ -39,7 +39,7 @@ DecoratedMiddleware = TypeVar("DecoratedMiddleware", bound=Middleware)
 
 
 class QueueSource(Protocol):
-    """What has queues: a bus, or one of `shoal.testing`."""
+    """Anything with queues: a bus, or one of `shoal.testing`."""
 
     def queue(self, name: str) -> Queue:
         """Return the queue of this name."""

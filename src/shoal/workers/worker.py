@@ -138,7 +138,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 class WorkerRun:
-    """A worker at work on a queue, until it is stopped. `around` is middleware outside of the timeout."""
+    """A running worker of a queue, until it is stopped. `around` is middleware outside of the timeout."""
 
     def __init__(
         self, worker: Worker, queue: Queue, middleware: Sequence[Middleware] = (), around: Sequence[Middleware] = ()

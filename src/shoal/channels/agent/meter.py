@@ -34,7 +34,7 @@ DEBT_SHARE: Final = 0.1
 """A debt of this part of `control_at_once_max` is small: a client that asks for as much as it may is served."""
 
 GREET_UNITS: Final = 9
-"""Added for a Greet: a client sends few, so many are a flood."""
+"""Extra cost of a Greet: clients send few of them, so a large number is a flood."""
 
 REJECTED_UNITS: Final = 0.25
 """What a message costs that is rejected by its tag."""
