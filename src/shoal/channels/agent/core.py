@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
-from shoal.channels.agent.authentication import Authentication, Verdict
+from shoal.channels.agent.authentication import AgentAuthentication, MessageVerdict
 from shoal.channels.agent.control_queue import ControlQueue
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
@@ -32,7 +32,7 @@ from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.meter import GREET_UNITS, ITEMS_PER_UNIT, STEPS_PER_UNIT, STREAMS_PER_UNIT, ControlMeter
 from shoal.channels.agent.queue_requests import QueueRequests
 from shoal.channels.agent.register import Register
-from shoal.channels.agent.resync import Resync
+from shoal.channels.agent.resync import ResyncCount
 from shoal.channels.agent.stream_memory import StreamMemory
 from shoal.channels.agent.untold_messages import UntoldMessages
 from shoal.channels.agent_host import AgentCounters, ReplyHandler
@@ -129,7 +129,7 @@ class AgentCore:
         self.scanner = scanner
         self.book = book
         self.limits = limits
-        self.authentication = Authentication(server, self.client, rules)
+        self.authentication = AgentAuthentication(server, self.client, rules)
         self.register = Register(limits)
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
@@ -140,7 +140,7 @@ class AgentCore:
         self.timers = Timers()
         self._inflight: deque[ReplyHandler | None] = deque()
         self._memory = StreamMemory(scanner, limits.publisher_idle_s, rules)
-        self._resync = Resync(rules)
+        self._resync = ResyncCount(rules)
         self._resyncs_unfinished = 0
         self.knows_publishers = False
         """Whether all clients of the server have told their streams. From then on this process knows every publisher: a
@@ -369,7 +369,7 @@ class AgentCore:
             self._unreadable(data, head, now)
         elif control.is_kind(head, control.Enrol, control.Renew):
             self._told_to_enrol(head, data, now)
-        elif (verdict := self.authentication.judge(head, data)) is not Verdict.TAKEN:
+        elif (verdict := self.authentication.judge(head, data)) is not MessageVerdict.TAKEN:
             self._meter.rejected()
             self._reject(verdict, head, now)
         else:
@@ -488,19 +488,19 @@ class AgentCore:
         else:
             self.counters.garbage += 1
 
-    def _reject(self, verdict: Verdict, head: control.Head, now: float) -> None:
+    def _reject(self, verdict: MessageVerdict, head: control.Head, now: float) -> None:
         if self.book.ring is None:
             return  # the scheme of the cluster is not known yet; the client asks again
-        if verdict is Verdict.OTHER_SCHEME:
+        if verdict is MessageVerdict.OTHER_SCHEME:
             self.counters.unauthentic += 1
             text = "this cluster authenticates messages, and this client does not"
             if not self.authentication.active:
                 text = "this cluster does not authenticate messages, and this client does"
             self._refuse(head, control.REFUSED_SCHEME, text, now)
-        elif verdict is Verdict.OTHER_GENERATION:
+        elif verdict is MessageVerdict.OTHER_GENERATION:
             self.counters.unauthentic += 1
             self._refuse(head, control.REFUSED_IDENTITY, "the key of this client has expired", now)
-        elif verdict is Verdict.OLD:
+        elif verdict is MessageVerdict.OLD:
             self.counters.outdated += 1
         else:
             self.counters.unauthentic += 1

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal.channels.agent.forward_queues import Forwards, Mark
+from shoal.channels.agent.forward_queues import ForwardMark, Forwards
 from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
@@ -36,7 +36,7 @@ class Handovers:
         self._forwards = forwards
         self._send = send
         self._waiting: dict[bytes, None] = {}
-        self._under_way: dict[bytes, tuple[int, dict[str, Mark]]] = {}
+        self._under_way: dict[bytes, tuple[int, dict[str, ForwardMark]]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -88,7 +88,7 @@ class Handovers:
                 self._moving[channel].handed = version
                 self._host.counters.handovers += 1
 
-    def _arrived(self, server: str, mark: Mark) -> bool | None:
+    def _arrived(self, server: str, mark: ForwardMark) -> bool | None:
         return self._forwards.arrived(server, mark) if self._host.book.address(server) else True
 
     def _begin(self, channel: bytes) -> None:
@@ -101,7 +101,7 @@ class Handovers:
             blob = beacon(entry.placement.version, stream, last, 0, quiet_s)
             for server in aims:
                 self._send(server, channel, blob)
-        marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
+        marks = {server: ForwardMark(start, self._forwards.position(server)) for server, start in starts.items()}
         self._under_way[channel] = entry.placement.version, marks
 
 

@@ -23,13 +23,13 @@ import msgspec
 from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
-from shoal.channels.client.authentication import Authentication
+from shoal.channels.client.authentication import ClientAuthentication
 from shoal.channels.client.context import AgentRefused, Context, Enrol, FetchRing, Unreachable
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.incoming_stream import Request
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
-from shoal.channels.client.queue_requests import QueueRequests
+from shoal.channels.client.queue_requests import QueueRequester
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.refutation import Refutations
 from shoal.channels.client.server_link import ServerLink
@@ -98,7 +98,7 @@ class Router:
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self._refutations = Refutations(self._context, self._subscriber, self._receiver)
-        self._queue_requests = QueueRequests(self._context)
+        self._queue_requests = QueueRequester(self._context)
         self.request_queue: Final = self._queue_requests.ask
         self.withdraw_queue: Final = self._queue_requests.withdraw
         """See `QueueRequests`."""
@@ -116,7 +116,7 @@ class Router:
         self.limits = limits
         self._inbox = inbox_channel(client)
         self._peer_channel = peer_channel(client)
-        self._authentication = Authentication(self._context)
+        self._authentication = ClientAuthentication(self._context)
         self.received = Arrivals(
             self._context, self._publisher, self._subscriber, self._receiver, self._internal
         ).received

@@ -40,7 +40,7 @@ from shoal.pipeline.source.offsets import (
     slices,
 )
 from shoal.pipeline.source.options import LATEST, SourceOptions, Start
-from shoal.pipeline.source.parts import Part, Retry, report_loss
+from shoal.pipeline.source.parts import Part, ReadRetry, report_loss
 from shoal.pipeline.source.streams import CLOCK_STEP_MS
 from shoal.pipeline.source.time_cut import find_cut
 from shoal.plan.ring import ServerAddress
@@ -327,7 +327,7 @@ class OffsetPlanner:
     def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
         """The keys of all streams of a server, and the state of some. A batch is planned for these, so a server that
         does not answer is retried, and then it is an error."""
-        retry, kind = Retry(server), self._options.kind
+        retry, kind = ReadRetry(server), self._options.kind
         while True:
             try:
                 with self._cluster.open(server) as streams:
