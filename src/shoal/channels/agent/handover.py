@@ -1,11 +1,11 @@
-"""Beacons by which an agent tells other servers how far its streams have come.
+"""Beacons that an agent publishes on other servers, with the last numbers of its streams.
 
 Owns two kinds of beacons that an agent publishes in place of the publishers:
 
-    handover       a channel leaves this server: the agents of the new servers learn how far its streams have come, so
+    handover       a channel leaves this server: the agents of the new servers learn the last number of each stream, so
                    that new subscribers there start at the right number. Done when the new servers have replied to it.
-    announcement   this agent was away for a while: subscribers elsewhere that should have got the messages published
-                   meanwhile see the hole, and ask the publisher.
+    announcement   this agent was away for a while: subscribers elsewhere that missed messages of that time see the
+                   hole, and ask the publisher.
 
 Neither says that anything is settled: an agent knows only its own server's part of a stream.
 """

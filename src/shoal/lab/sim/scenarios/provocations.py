@@ -1,7 +1,7 @@
-"""Sequences of faults in which a single rule decides, and which random faults hardly ever produce.
+"""Sequences of faults in which a single rule matters, and which random faults hardly ever produce.
 
 Owns the sequences. Each waits for a situation in which it can begin, causes its faults in order, and gives up if the
-run goes another way. They use the faults of `shoal.lab.sim.world.faults`, and end with them.
+run takes another path. They use the faults of `shoal.lab.sim.world.faults`, and end with them.
 """
 
 from __future__ import annotations
