@@ -205,7 +205,7 @@ class AgentCore:
             self.tell_client(client, refused, number)
 
     def opened(self, run_id: str, now: float) -> None:
-        """There is a new connection to the server. The agent has not heard what happened since the last one."""
+        """There is a new connection to the server. The agent has heard nothing since the last one."""
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
@@ -221,8 +221,8 @@ class AgentCore:
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str, now: float) -> None:
-        """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
-        of the one before are kept apart until they are heard in this one."""
+        """Starts an incarnation: a period during which this agent has heard everything on its server without a break.
+        The streams of the previous one are kept apart until they are heard in this one."""
         self._memory.begin_incarnation(self.incarnation, now, self.knows_publishers)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
@@ -251,11 +251,11 @@ class AgentCore:
 
     def work(self, now: float, behind: bool = False) -> bool:
         """Scans received bytes, and handles as many control messages as fit one turn: timers and other connections must
-        not wait behind what clients send. The others are queued, so that the agent does not fall behind its server and
-        hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether all are
-        handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
+        not wait behind the messages of clients. The others are queued, so that the agent does not fall behind its
+        server and hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether
+        all are handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
 
-        A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
+                A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
         """
         self._now = now
         self._meter.begin_turn(now)
@@ -320,9 +320,9 @@ class AgentCore:
             self._published(push[2], push[3], standing, now)
 
     def _published(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
-        """A message on a watched channel. What may be a copy is not recorded and not forwarded. Forwarded messages of a
-        publisher that is not on this server are left to the record of the server where it is. Before there is a ring,
-        nothing can be checked: publishers tell what they published when the agent has one."""
+        """A message on a watched channel. A message that may be a copy is not recorded and not forwarded. Forwarded
+        messages of a publisher that is not on this server are left to the record of the server where it is. Before
+        there is a ring, nothing can be checked: publishers announce their positions once the agent has one."""
         if self.book.ring is None:
             return
         if standing == UNTOLD:
@@ -335,8 +335,8 @@ class AgentCore:
         self.dispatcher.heard(channel, blob, standing, now)
 
     def _told(self, channel: bytes, stream: int, last: int) -> None:
-        """A publisher has told how far its stream has come: what waited for that is taken, and what was dropped is
-        asked for."""
+        """A publisher has announced its position: messages that waited for it are taken, and dropped ones are
+        requested."""
         for blob, standing in self._untold.take(channel, stream, last):
             self._published(channel, blob, standing, self._now)
         dropped = self._untold.take_dropped(channel, stream)
@@ -377,7 +377,7 @@ class AgentCore:
             self._obey_or_queue(head.client, head, data, now)
 
     def _told_to_enrol(self, head: control.Head, data: bytes, now: float) -> None:
-        """A new client has no id yet, so all of them have one quota and one place in the queue."""
+        """New clients have no id yet, so all of them share one quota and one place in the queue."""
         if not self.authentication.active or head.scheme != control.ENROL_SCHEME:
             self.counters.garbage += 1
         elif self._enrolments.take(1, now):
@@ -406,7 +406,7 @@ class AgentCore:
             self._obey(head, data, now)
 
     def _drop(self, head: control.Head) -> None:
-        """There is no room for a message, or its client asks for more than it may: the client will be told to wait."""
+        """There is no room for a message, or its client is over its quota: the client will be told to wait."""
         self.counters.over_quota += 1
         self._meter.refuse(head.client, head.number)
 
@@ -470,7 +470,7 @@ class AgentCore:
         return f"{self.instance:016x}-{self._requested}"
 
     def _owns(self, client: int, stream: int) -> bool:
-        """Whether a client may say something about a stream."""
+        """Whether a client may make claims about a stream."""
         owns = client_of(stream) == client or OWNERS not in self._rules
         self.counters.claims_refused += not owns
         return owns
@@ -570,7 +570,7 @@ class AgentCore:
             self._speak_again()
 
     def _speak_again(self) -> None:
-        """The agent has what it needs to be believed: clients may have dropped what it sent before."""
+        """The agent can authenticate its messages now: clients may have dropped earlier ones."""
         if self.authentication.ready and self.state is not states.AgentState.AWAY:
             self._start_resync(self._now)
             self._heartbeat_due = self._now
@@ -655,7 +655,7 @@ class AgentCore:
         return Refuted(messages, found.overflow)
 
     def _remember_refuted(self, found: Refuted, now: float) -> None:
-        """False messages are named again for a while; of too many, the newest."""
+        """Remembers false messages, to name them again for a while; if there are too many, only the newest."""
         known = self._refuted
         for channel, listed in found.messages.items():
             known |= {(channel, *named): now + REFUTE_REPEAT_S for named in listed}
@@ -842,8 +842,8 @@ class AgentCore:
     # The plan
 
     def ring(self, data: bytes) -> None:
-        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that come by
-        a later ring than the first are answered by this process."""
+        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that arrive
+        under a later ring than the first are answered by this process."""
         first = self.book.ring is None
         try:
             news = self.book.accept_ring(data)
