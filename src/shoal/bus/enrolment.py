@@ -102,7 +102,7 @@ class KeyRenewal:
         self._task: asyncio.Task[None] | None = None
 
     def want(self, done: Callable[[], None]) -> None:
-        """Begin, unless it is under way; `done` is called when the router has got something."""
+        """Begin, unless it is under way; `done` is called when the router has a new key."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(done), name="renew the key")
 

@@ -54,7 +54,7 @@ class AgentLease:
             self._asked_at = now
 
     def answered(self) -> None:
-        """The coordinator has answered, yes or no; or it is not asked any more."""
+        """The coordinator has granted or refused the lease, or the request was given up."""
         self._asked_at = None
 
     def granted(self, sent_at: float, lapsed_at: int | None = None) -> None:

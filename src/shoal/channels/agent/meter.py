@@ -74,7 +74,7 @@ class ControlMeter:
         self._readable = 0
 
     def begin_turn(self, now: float) -> None:
-        """Says to the scanner how much it may return in this turn."""
+        """Tells the scanner how much it may return in this turn."""
         passed_s = now - self._refilled_at
         if passed_s >= REFILL_S and passed_s * self._per_s >= 1:
             self._refilled_at = now
@@ -91,11 +91,11 @@ class ControlMeter:
         self._total.tokens -= self._readable - self._scanner.control_left
 
     def rejected(self) -> None:
-        """The message that the scanner has returned last was not taken, and costs less."""
+        """The last message that the scanner returned was rejected, and costs less."""
         self._total.tokens += 1 - REJECTED_UNITS
 
     def allows(self, client: int) -> bool:
-        """Whether messages of a client that were read may be handled: it has no large debt."""
+        """Whether queued messages of a client may be handled: it has no large debt."""
         return bool(self._rows["tokens"][self._scanner.meter_row(client)] >= -DEBT_SHARE * self._at_once)
 
     def charge(self, client: int, units: int) -> None:

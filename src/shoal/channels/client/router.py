@@ -101,7 +101,7 @@ class Router:
         self._queue_requests = QueueRequester(self._context)
         self.request_queue: Final = self._queue_requests.ask
         self.withdraw_queue: Final = self._queue_requests.withdraw
-        """See `QueueRequests`."""
+        """See `QueueRequester`."""
         self.effects = self._context.effects
         """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.unsent: Sized = self._context.dirty
