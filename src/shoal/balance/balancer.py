@@ -434,7 +434,7 @@ class Balancer:
 
     def _pinned(self, view: BalancerView, ring: Ring) -> dict[bytes, tuple[str, ...]]:
         """The channels that policies leave alone, and their servers. A channel with a dead server is not one of them:
-        it is placed anew, and then stays there."""
+        it is placed again, and then stays there."""
         if PINNED not in self._rules or not view.pins:
             return {}
         return pinned_servers(view.pins, view.entries, ring)

@@ -34,7 +34,8 @@ class Layers(NamedTuple):
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that serves. `unit` is its name, `revision` the version of what is wanted of it, 0 if nothing is."""
+    """An engine that serves. `unit` is its name, `revision` the version of the wanted configuration, 0 if there is
+    none."""
 
     unit: bytes
     revision: int

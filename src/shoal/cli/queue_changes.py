@@ -250,7 +250,7 @@ class QueueChange:
         await self._conclude(action, request)
 
     async def _conclude(self, action: str, request: QueueRequest) -> None:
-        """The leader has ended the request: has it done what was asked?"""
+        """The leader has ended the request: find out whether it was carried out."""
         from shoal.plan.keys import refusals_key
         from shoal.plan.kinds import QUEUE
         from shoal.plan.queue_request import ConfigureQueue

@@ -360,7 +360,7 @@ def _options(args: argparse.Namespace) -> SoakOptions:
 
 
 def _check_freeze(args: argparse.Namespace, seconds: float) -> None:
-    """Raise ConfigError if pauses of deliveries could not be told apart, or if there is no time for one."""
+    """Raise ConfigError if pauses of deliveries could not be distinguished, or if there is no time for one."""
     if args.protocol != "channels" or args.kill_agents or args.kill_server:
         raise ConfigError(
             "--freeze applies to `shoal soak channels`, alone or with --kill-coordinator", do="omit the other faults"

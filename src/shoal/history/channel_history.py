@@ -221,7 +221,7 @@ class ChannelHistory:
 
 
 def _covers(gap: Mapping[str, Any], hole: Mapping[str, Any]) -> bool:
-    """Whether an agent has recorded as missing what is missing."""
+    """Whether an agent has already recorded the missing messages as a gap."""
     same = (gap["publisher"], gap["epoch"]) == (hole["publisher"], hole["epoch"])
     return same and (gap["gap_from"] or 1) <= hole["gap_from"] and (gap["gap_to"] or NUMBER_MAX) >= hole["gap_to"]
 

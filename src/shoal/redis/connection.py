@@ -70,7 +70,7 @@ class PubSubConnection:
         return counted.index(feed) + 1
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """Closes the connections. The bus reconnects by itself and fetches what was missed."""
+        """Closes the connections. The bus reconnects by itself and fetches missed messages."""
         self._hold()
         try:
             with Deadline(self.answer, "the connections are not closed"):

@@ -84,7 +84,7 @@ REPORTS: Final[msgspec.json.Decoder[Ready | Ran | Joined]] = msgspec.json.Decode
 
 
 async def work(parent: Parent[Order]) -> None:
-    """Does what is ordered."""
+    """Carries out orders."""
     while (order := await parent.order()) is not None:
         if isinstance(order, Create):
             await queue_contender.find(order.contender).create(order.load)

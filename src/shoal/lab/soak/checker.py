@@ -38,7 +38,7 @@ VIOLATIONS_MAX: Final = 50
 
 
 class Severity(enum.StrEnum):
-    """The faults of a round, and so what is allowed in it."""
+    """The faults of a round, which decide what is allowed in it."""
 
     CALM = "calm"
     """No faults: everything arrives, no gap is reported, and subscriptions begin exactly at their baseline."""

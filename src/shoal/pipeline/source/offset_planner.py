@@ -188,7 +188,7 @@ class OffsetPlanner:
                 _log.warning("nothing to read: no server records this channel", **kind.asked)
 
     def _backlogs(self, server: str, view: ServerView, before: ServerOffset, at_ms: int) -> list[Backlog]:
-        """The unread entries of each stream of a server. Reports what was lost."""
+        """The unread entries of each stream of a server. Reports lost entries."""
         found = []
         for name, info in view.infos.items():
             at = before.streams.get(name)

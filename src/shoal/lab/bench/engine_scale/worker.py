@@ -202,7 +202,7 @@ class Client:
 
 
 async def work(parent: Parent[Order]) -> None:
-    """Does what is ordered."""
+    """Carries out orders."""
     client = Client()
     async with client.stack:
         while (order := await parent.order()) is not None:
