@@ -15,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from docs import tables
 
-from shoal import cli, config
+from shoal import cli, config, rules
 from shoal.channels import diagrams, states
 from shoal.channels.client import receiver as receiving
 from shoal.lab.sim.protocols import PROTOCOLS
@@ -173,6 +173,16 @@ def test_every_break_is_described(protocol: str, page: str, heading: str) -> Non
     described = {name.replace("-", "_") for name in re.findall(r"^\| `([\w-]+)`", section, re.MULTILINE)}
     others = {name for other in PROTOCOLS.values() if other.name != protocol for name in other.breaks}
     assert described - others == set(PROTOCOLS[protocol].breaks) - others
+
+
+def test_the_simulator_page_states_each_rule_as_the_code_declares_it() -> None:
+    head = "| break | rule that is switched off | found as |\n| --- | --- | --- |\n"
+    tables = [part.split("\n\n")[0] for part in read(ROOT / "docs" / "simulator.md").split(head)[1:]]
+    stated = dict(re.findall(r"^\| `(\w+)` \| (.+?) \| ", "\n".join(tables), re.MULTILINE))
+    for protocol in PROTOCOLS.values():
+        assert protocol.breaks, "its rules have been imported"
+    assert len(stated) > 30
+    assert {name: rules.declared()[name] for name in stated} == stated
 
 
 def test_the_sample_of_a_coordinator_says_where_its_data_is() -> None:

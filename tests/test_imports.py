@@ -1,9 +1,9 @@
 """Packages import from lower layers only, generic modules know no channels, and shells take everything from outside the
 process from their `Runtime`.
 
-The checks read the source text and import nothing. The tables are the rules: `LAYERS`, `SAME_LAYER` and `RESTRICTED`
-for the layering, `GENERIC` for modules that serve every kind of unit, `SURROUNDINGS`, `CONNECTIONS` and `EXCEPTIONS`
-for names that a module may not use. To change a rule, change its table and the examples below it.
+The checks read the source text and import nothing. The tables are the rules: `LAYERS`, `SAME_LAYER`, `RESTRICTED`,
+`PARTS` and `DOORS` for the layering, `GENERIC` for modules that serve every kind of unit, `SURROUNDINGS`, `CONNECTIONS`
+and `EXCEPTIONS` for names that a module may not use. To change a rule, change its table and the examples below it.
 """
 
 from __future__ import annotations
@@ -80,6 +80,21 @@ RESTRICTED: Final = {
 }
 """Packages that only the listed importers may use, and why."""
 
+PARTS: Final[dict[str, set[str]]] = {
+    "shoal.channels.client": set(),
+    "shoal.channels.telemetry": set(),
+    "shoal.channels.recording": set(),
+    "shoal.channels.agent": {"shoal.channels.telemetry", "shoal.channels.recording"},
+}
+"""The parts of a package, and the other parts that each may import: a client and an agent share no code by accident.
+Modules beside the parts (`shoal.channels.states` ...) are free for all."""
+
+DOORS: Final = {
+    "shoal.channels.client": {"router", "subscription", "context", "inbox", "enrolment"},
+}
+"""The modules of a part that the rest may import. Shells use `Router`, `SubscriptionCore`, effects and counters,
+statistics, and `Enrolment`, which comes before a router."""
+
 LAYER: Final = {package: number for number, packages in enumerate(LAYERS) for package in packages}
 
 
@@ -107,11 +122,30 @@ def violation(importer: str, imported: str) -> str | None:
     return f"{importer} imports {imported}, which is {where}"
 
 
+def part_of(module: str) -> str | None:
+    """The part in `PARTS` that a module belongs to."""
+    part = ".".join(module.split(".")[:3])
+    return part if part in PARTS else None
+
+
+def part_violation(importer: str, imported: str) -> str | None:
+    """The rule about parts that is broken when one module imports another; None if none is."""
+    inside, part = part_of(importer), part_of(imported)
+    if part is None or part == inside:
+        return None
+    if inside is not None and part not in PARTS[inside]:
+        return f"{inside} imports {part}"
+    name = imported.removeprefix(f"{part}.")
+    if part in DOORS and name not in DOORS[part]:
+        return f"{importer} imports {imported}, which is internal to {part}"
+    return None
+
+
 def violations_in(module: str) -> Iterator[str]:
     """One line for each import of a module that breaks a rule."""
     importer = package_of(module)
     for line, imported in SOURCE.imports(module):
-        broken = violation(importer, package_of(imported))
+        broken = violation(importer, package_of(imported)) or part_violation(module, imported)
         if broken is not None:
             yield f"{SOURCE.path(module)}:{line}: {broken}"
 
@@ -165,6 +199,25 @@ def pairs(table: str) -> list[tuple[str, str]]:
 def test_the_tables_allow_and_forbid_these_imports() -> None:
     assert [pair for pair in pairs(ALLOWED) if violation(*pair) is not None] == []
     assert [pair for pair in pairs(FORBIDDEN) if violation(*pair) is None] == []
+
+
+def test_the_tables_allow_and_forbid_these_imports_of_parts() -> None:
+    client, agent = "shoal.channels.client", "shoal.channels.agent"
+    assert part_violation(f"{agent}.core", "shoal.channels.telemetry.scanner") is None
+    assert part_violation("shoal.bus.shell", f"{client}.router") is None
+    assert part_violation(f"{client}.router", f"{client}.receiver") is None
+    assert part_violation(f"{agent}.core", f"{client}.router") is not None
+    assert part_violation("shoal.bus.shell", f"{client}.receiver") is not None
+
+
+def test_every_part_of_channels_is_in_the_table_and_every_door_is_used() -> None:
+    modules = SOURCE.modules()
+    packages = {module for module in modules if SOURCE.path(module).name == "__init__.py"}
+    assert {package for package in packages if package.startswith("shoal.channels.")} == PARTS.keys()
+    for part, names in DOORS.items():
+        outside = [module for module in modules if part_of(module) != part]
+        used = {imported for module in outside for _, imported in SOURCE.imports(module) if part_of(imported) == part}
+        assert {imported.removeprefix(f"{part}.") for imported in used} == names
 
 
 def test_relative_and_nested_imports_are_seen(tmp_path: Path) -> None:
@@ -302,7 +355,6 @@ EXCEPTIONS: Final = {
     ("shoal.redis.feeds", "redis"): "raises the exceptions of redis-py",
     ("shoal.redis.options", "redis"): "reads the options of redis-py's client",
     ("shoal.redis.pubsub", "redis"): "raises the exceptions of redis-py",
-    ("shoal.cluster.weight", "redis"): "hears the heartbeats of an agent as any subscriber does",
     ("shoal.lab.bench.client_redis_py", "redis"): "a contender",
     ("shoal.lab.bench.pipeline_source", "redis"): "a contender",
     ("shoal.lab.bench.client_raw", ".create_connection"): "a contender: the least that a client must do",

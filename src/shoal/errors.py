@@ -108,7 +108,7 @@ class ServerTooOldError(ConnectError):
 
 class TlsError(ConnectError):
     """No TLS connection that both sides trust: unusable files, a certificate that one side refuses, or one side that
-    does not use TLS. Trying again does not help before `do` was done."""
+    does not use TLS. Follow the advice in `do` before you try again."""
 
 
 class UnreachableError(ConnectError):
@@ -126,7 +126,7 @@ class EnrolmentError(ConnectError, TimeoutError):
 
 
 class IdentityExpiredError(ConnectError):
-    """The agents authenticate messages and this bus does not, or the other way round: the cluster was begun anew."""
+    """The agents authenticate messages and this bus does not, or vice versa: the cluster was created again."""
 
 
 class PublishError(ShoalError):
@@ -206,7 +206,7 @@ class LeaseLostError(CoordinatorError):
 
 
 class DataLostError(CoordinatorError):
-    """The coordinator came back with less data than it had. What was known of it stays in use."""
+    """The coordinator came back with less data than before. Copies that are already known stay in use."""
 
 
 class CoordinatorUnavailableError(CoordinatorError, ConnectionError):
@@ -287,12 +287,12 @@ class QueueFullError(QueueError):
 
 
 class TooManyKeysError(QueueError):
-    """The queue holds messages of `keys_max` keys. The message, of another key, was not stored."""
+    """The queue holds messages of `keys_max` keys. The message, which has a new key, was not stored."""
 
 
 class TooManyIdsError(QueueError):
-    """The queue remembers `dedupe_ids_max` message ids. The message was not stored, because a second one with its id
-    could not be refused."""
+    """The queue remembers `dedupe_ids_max` message ids. The message was not stored, because a duplicate of it could not
+    be recognised."""
 
 
 class AlreadyAcceptedError(QueueError):
@@ -301,7 +301,7 @@ class AlreadyAcceptedError(QueueError):
 
 class JobLostError(QueueError):
     """This consumer does not hold the job any more: its lease ended, or the queue was purged. Another consumer may
-    already have the message; undo or ignore what was done for it."""
+    already have the message; undo or ignore the work done for it."""
 
 
 class ConsumerInactiveError(QueueError):
@@ -340,7 +340,7 @@ class ArchiveError(ShoalError):
 
 
 class PipelineError(ShoalError):
-    """A Spark job cannot start or continue. Its output stays as it is."""
+    """A Spark job cannot start or continue. Its output is unchanged."""
 
 
 class NoJavaError(PipelineError):

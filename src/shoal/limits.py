@@ -194,7 +194,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     secret_overlap_s: float = 86_400.0
     """How long the older generation of the agents' secret stays in force after a rotation (`shoal users rotate
-    agents-secret`). A client that is away for longer goes on with another id.
+    agents-secret`). A client that is away for longer continues under another id.
     """
 
     # -- What clients may ask of an agent --------------------------------------------------------------------
@@ -214,22 +214,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The same per second, on average."""
 
     new_channels_at_once_max: int = 10_000
-    """Messages of one client on channels that are new to an agent, or for which it has no room, which the agent looks
-    up at once, to forward a message that is not where it belongs. Above it, messages are counted and not forwarded.
-    While channels are recorded there is no such limit.
+    """Lookups for messages of one client on channels that are new to an agent, or for which it has no room. A lookup
+    finds messages that must be forwarded. Above this number at once, messages are counted and not forwarded. While
+    channels are recorded there is no such limit.
     """
 
     new_channels_per_s_max: int = 2_000
     """The same per second, on average."""
 
     known_channels_max: int = 1_000_000
-    """Channels that an agent knows: those with a message in `publisher_idle_s`. A subscription that was away, and whose
-    channel or pattern may be among others, gets a gap. A channel takes about 125 bytes and its name.
+    """Channels that an agent knows: those with a message in `publisher_idle_s`. Above it, a subscription that was away
+    and whose channel may be unknown gets a gap. A channel takes about 125 bytes and its name.
     """
 
     known_streams_max: int = 4_000_000
-    """Streams (a publisher on a channel) that an agent knows; the rest as for channels. A stream takes about 100
-    bytes.
+    """Streams (a publisher on a channel) that an agent knows. At the limit: as `known_channels_max`. A stream takes
+    about 100 bytes.
     """
 
     registered_max: int = 1_000_000
@@ -261,14 +261,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     # -- Recorded channels -----------------------------------------------------------------------------------
 
     recorded_entries_max: int = 1_000_000
-    """Entries of one channel's record on one server. The oldest are dropped; readers see that they were."""
+    """Entries of one channel's record on one server. The oldest are dropped; readers are told."""
 
     recorded_bytes_max: int = 256 * MIB
     """The same in bytes, estimated from the mean entry size. The oldest are dropped."""
 
     recorded_total_bytes_max: int = 2048 * MIB
-    """Bytes of all records on one server, estimated likewise and shared equally. The oldest entries of each record are
-    dropped; readers see that they were.
+    """Bytes of all records on one server, estimated from the mean entry size and shared equally. The oldest entries of
+    each record are dropped; readers are told.
     """
 
     # -- Queues ----------------------------------------------------------------------------------------------
@@ -296,31 +296,33 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Longest such pause."""
 
     queue_requests_at_once_max: int = 200
-    """Queues that an agent asks a leader to create for clients, at once. Above it, clients ask again later.
+    """Requests for new queues that an agent passes from clients to the leader at once. Above it, clients ask again
+    later.
     """
 
     queue_requests_per_s_max: int = 50
     """The same per second, on average."""
 
     queue_poll_s: float = 1.0
-    """Longest time between two turns of a consumer. Jobs are pushed; this is the fallback."""
+    """Longest time between two requests of a consumer to its store. Jobs are pushed; this is the fallback."""
 
     queue_moving_retry_s: float = 0.02
-    """Pause before a client asks again where a shard is that is moving; it doubles with each attempt."""
+    """Pause before a client asks again for the place of a moving shard; it doubles with each attempt."""
 
     queue_moving_retry_s_max: float = 0.5
     """Longest such pause."""
 
     move_pause_s_max: float = 2.0
-    """Longest time for which a shard may stand still while it moves to another store. A shard whose content would take
-    longer is not moved.
+    """Longest time for which a shard may be paused while it moves to another store. A shard that would take longer to
+    copy is not moved.
     """
 
     shard_prepare_timeout_s: float = 30.0
-    """After this time a move ends whose destination did not make room for the shard."""
+    """How long a move waits for the destination to make room for the shard. After that it is cancelled."""
 
     shard_copy_timeout_s: float = 15.0
-    """After this time a move ends whose destination did not copy the shard. The shard is sealed until then."""
+    """How long a move waits for the destination to copy the shard, which is sealed meanwhile. After that it is
+    cancelled."""
 
     # -- Connections and timeouts ----------------------------------------------------------------------------
 
@@ -382,38 +384,38 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """The same in bytes."""
 
     engine_untaken_events_max: int = 4096
-    """Events that an emitter keeps because the engine has not delivered them everywhere yet. Then `emit` waits."""
+    """Events that an emitter keeps because the engine has not delivered them to all readers. Above it, `emit` waits."""
 
     engine_untaken_bytes_max: int = 8 * MIB
     """The same in bytes."""
 
     engine_letter_bytes_max: int = 256 * KIB
-    """Size of a message between a client and the engine, from which on another one is begun."""
+    """Largest message between a client and the engine. More data goes into further messages."""
 
     engine_hello_s: float = 1.0
     """How long a client waits for an answer of the engine before it asks again."""
 
     engine_client_grace_s: float = 10.0
-    """How long a client may be silent before its filters end. Clients say that they live four times as often."""
+    """How long a client may be silent before its filters end. Clients send a sign of life four times in this period."""
 
     engine_lease_s: float = 1.2
-    """Lease of the engine that serves: how long after its death another one may take over. It is extended five times
-    as often."""
+    """Lease of the engine that serves: how long after its death another one may take over. It is renewed five times
+    in this period."""
 
     engine_roll_s: float = 0.5
     """How long a new instance of the engine waits for clients to present their filters before it matches events."""
 
     engine_roll_s_max: float = 10.0
-    """How long it waits at most for those that have begun to present theirs."""
+    """The longest wait for clients that have begun to present their filters."""
 
     engine_member_silent_s: float = 1.5
-    """How long a process of an engine may be silent before the engine goes on without it."""
+    """How long a process of an engine may be silent before the engine continues without it."""
 
     engine_join_s_max: float = 5.0
     """How long a new instance of the engine waits for the processes of its matchers and exit points."""
 
     engine_slice_filters_max: int = 2000
-    """Filters that a matcher looks at in one turn, when it gives some to other matchers or packs its table."""
+    """Filters that a matcher examines in one turn while it hands some to other matchers or packs its table."""
 
     engine_packed_filters_min: int = 262_144
     """A matcher that once held fewer filters than this does not pack its table when many have ended."""
@@ -505,19 +507,14 @@ PUBLIC: Final = frozenset(
     {
         "payload_bytes_max",
         "publish_buffer_messages_max",
-        "publish_buffer_bytes_max",
         "inbox_messages_max",
         "inbox_bytes_max",
         "resend_messages_max",
-        "resend_bytes_max",
         "gap_timeout_s",
         "server_lease_s",
         "secret_overlap_s",
-        "recorded_bytes_max",
         "recorded_total_bytes_max",
         "unreachable_s",
-        "connect_timeout_s",
-        "enrol_timeout_s",
         "subscribe_timeout_s",
         "drain_timeout_s",
         "queue_put_timeout_s",

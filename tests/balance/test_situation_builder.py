@@ -16,7 +16,7 @@ from tests.support.core_driver import SIGNER
 from shoal.balance.columns import ALL_PUBLISHERS, ALL_SUBSCRIBERS, NEVER, SINGLE, host_loads
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.situation_builder import History, PoolFacts, join
+from shoal.balance.situation_builder import PlacementHistory, PoolFacts, join
 from shoal.channels.telemetry.channel_kind import DELIVERY_WORK, PUBLICATION_WORK
 from shoal.errors import PlanError
 from shoal.load.fold import fold
@@ -60,8 +60,10 @@ def window_of(load: Load, bandwidth: float = 1000.0, cpu_share: float = 0.5) -> 
     return windows[0]
 
 
-def situation_of(load: Load, plan: Plan, facts: PoolFacts = FACTS, history: History | None = None) -> Situation:
-    return join(window_of(load), plan, facts, history or History(), Homes(), KINDS)
+def situation_of(
+    load: Load, plan: Plan, facts: PoolFacts = FACTS, history: PlacementHistory | None = None
+) -> Situation:
+    return join(window_of(load), plan, facts, history or PlacementHistory(), Homes(), KINDS)
 
 
 def names_of(situation: Situation) -> list[bytes]:
@@ -121,7 +123,7 @@ def test_a_channel_is_where_the_plan_book_says(data: st.DataObject) -> None:
     book.accept_ring(SIGNER.ring(ring_of("a", "b", "c", version=3)))
     for name in (b"one", b"two"):
         book.accept_entry(SIGNER.line(data.draw(entries(name))))
-    situation = join(window_of({"a": {b"three": {}}}), book, FACTS, History(), Homes(), KINDS)
+    situation = join(window_of({"a": {b"three": {}}}), book, FACTS, PlacementHistory(), Homes(), KINDS)
     assert names_of(situation) == [b"one", b"three", b"two"]
     for row, name in enumerate(names_of(situation)):
         expected = book.placement(name)
@@ -177,7 +179,7 @@ def test_the_load_of_a_server_that_has_left_the_ring_counts_for_its_channels() -
 def test_processor_time_is_attributed_to_channels_by_their_work() -> None:
     load = {"a": {b"in": {"publications": 10}, b"out": {"publications": 5, "messages_sent": 100, "forwarded": 5}}}
     plan = Plan(ring_of("a"))
-    channels = join(window_of(load, cpu_share=0.6), plan, FACTS, History(), Homes(), KINDS).channels
+    channels = join(window_of(load, cpu_share=0.6), plan, FACTS, PlacementHistory(), Homes(), KINDS).channels
     work = 20 * PUBLICATION_WORK + 100 * DELIVERY_WORK
     assert channels.cpu_in == pytest.approx([0.6 * 10 * PUBLICATION_WORK / work] * 2)
     assert channels.cpu_out == pytest.approx([0.0, 0.6 * 100 * DELIVERY_WORK / work])
@@ -188,7 +190,7 @@ def test_the_load_model_reproduces_the_measured_load_of_an_even_channel(mode: in
     seen = {b"c": {"publications": 10, "subscribers": 4, "messages_sent": 40, "bytes_out": 400}}
     plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
     window = window_of({"a": seen, "b": seen}, cpu_share=0.4, bandwidth=400.0)
-    situation = join(window, plan, FACTS, History(), Homes(), KINDS)
+    situation = join(window, plan, FACTS, PlacementHistory(), Homes(), KINDS)
     bytes_out, cpu = host_loads(situation.channels, situation.placements, 2)
     assert bytes_out == pytest.approx([400.0, 400.0])
     assert cpu == pytest.approx([0.4, 0.4])
@@ -205,7 +207,7 @@ def test_deliveries_to_patterns_by_several_servers_count_once_per_publication(
         b"c": {"publications": 10, "subscribers": 2, "pattern_subscribers": 3, "messages_sent": 50, "bytes_out": 500}
     }
     plan = Plan(ring_of("a", "b"), placed(b"c", list(Mode)[mode], "a", "b"))
-    situation = join(window_of({"a": seen, "b": seen}, cpu_share=0.4), plan, FACTS, History(), Homes(), KINDS)
+    situation = join(window_of({"a": seen, "b": seen}, cpu_share=0.4), plan, FACTS, PlacementHistory(), Homes(), KINDS)
     channels = situation.channels
     assert channels.messages_out == pytest.approx([messages])
     assert channels.bytes_out == pytest.approx([10 * messages])
@@ -236,7 +238,7 @@ def test_parts_are_the_measured_ones_position_by_position() -> None:
 
 def test_parts_of_a_recently_placed_channel_are_equal() -> None:
     plan = Plan(ring_of("a", "b"), placed(b"c", Mode.ALL_SUBSCRIBERS, "a", "b"))
-    situation = situation_of(SEEN, plan, history=History(moved_at={b"c": T - 1.0}))
+    situation = situation_of(SEEN, plan, history=PlacementHistory(moved_at={b"c": T - 1.0}))
     assert situation.placements.part.tolist() == [0.5, 0.5]
 
 
@@ -257,7 +259,7 @@ def test_the_totals_equal_the_measured_load(load: Load, modes: dict[bytes, Mode]
     for name, mode in modes.items():
         plan.entries |= placed(name, mode, "a") if mode is Mode.SINGLE else placed(name, mode, "a", "b")
     window = window_of(load)
-    channels = join(window, plan, FACTS, History(), Homes(), KINDS).channels
+    channels = join(window, plan, FACTS, PlacementHistory(), Homes(), KINDS).channels
     busy = [host for host, of_host in load.items() if any(sum(row.values()) for row in of_host.values())]
     assert names_of_all(load, plan) == channels.names.to_pylist()
     assert channels.publications.sum() == pytest.approx(sum(window.units["publications"].to_pylist()))
@@ -276,8 +278,8 @@ def test_the_order_of_the_inputs_makes_no_difference(load: Load) -> None:
     turned = Plan(plan.ring, dict(reversed(plan.entries.items())))
     window = window_of(load)
     shuffled = replace(window, table=window.table.take(list(reversed(range(window.table.num_rows)))))
-    one = join(window, plan, FACTS, History(), Homes(), KINDS)
-    two = join(shuffled, turned, FACTS, History(), Homes(), KINDS)
+    one = join(window, plan, FACTS, PlacementHistory(), Homes(), KINDS)
+    two = join(shuffled, turned, FACTS, PlacementHistory(), Homes(), KINDS)
     assert one.channels.names.equals(two.channels.names)
     for name in ("publications", "publishers", "subscribers", "messages_out", "bytes_out", "cpu_in", "cpu_out"):
         assert getattr(one.channels, name) == pytest.approx(getattr(two.channels, name))
@@ -313,7 +315,7 @@ def test_hosts_are_the_members_with_their_figures() -> None:
 def test_a_missing_bandwidth_comes_from_the_channels_and_a_missing_capacity_from_the_pool() -> None:
     records = [record("a", T + at, SEEN["a"], interval_s=None, capacity=0.0) for at in (0, 1)]
     windows, _ = fold(FoldState(), records_to_batch((made, T + 2.0) for made in records), T + 9.0, SETTINGS, KINDS)
-    hosts = join(windows[0], Plan(ring_of("a")), FACTS, History(), Homes(), KINDS).hosts
+    hosts = join(windows[0], Plan(ring_of("a")), FACTS, PlacementHistory(), Homes(), KINDS).hosts
     assert (hosts.bytes_out.tolist(), hosts.cpu.tolist(), hosts.capacity.tolist()) == ([400.0], [0.0], [5000.0])
 
 
@@ -321,7 +323,7 @@ def test_a_missing_bandwidth_comes_from_the_channels_and_a_missing_capacity_from
 
 
 def test_history_is_aligned_with_the_rows() -> None:
-    history = History({b"c": 12.0, b"unknown": 13.0}, planned_at=11.0, past=[(8.0, 100.0), (10.0, 200.0)])
+    history = PlacementHistory({b"c": 12.0, b"unknown": 13.0}, planned_at=11.0, past=[(8.0, 100.0), (10.0, 200.0)])
     situation = situation_of({"a": {b"b": {}, b"c": {}}}, Plan(ring_of("a")), history=history)
     assert situation.moved_at.tolist() == [NEVER, 12.0]
     assert situation.planned_at == 11.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shoal.channels.agent.forward_queues import COMMAND_BYTES, WINDOW_BYTES, Forwards, Mark
+from shoal.channels.agent.forward_queues import COMMAND_BYTES, WINDOW_BYTES, ForwardMark, Forwards
 from shoal.wire.commands import Command
 
 ROOM = 1 << 30
@@ -99,7 +99,7 @@ def test_a_piece_of_the_queue_has_arrived_when_all_of_it_has_a_reply() -> None:
     add(forwards, 1)
     start = forwards.position("s2")
     add(forwards, 2, 3)
-    mark = Mark(start, forwards.position("s2"))
+    mark = ForwardMark(start, forwards.position("s2"))
     add(forwards, 4)
     forwards.opened("s2")
     forwards.take()
@@ -118,7 +118,7 @@ def test_a_piece_of_which_something_was_dropped_has_not_arrived() -> None:
     forwards = Forwards(2 * (COMMAND_BYTES + 2))
     start = forwards.position("s2")
     add(forwards, 1, 2, 3)
-    mark = Mark(start, forwards.position("s2"))
+    mark = ForwardMark(start, forwards.position("s2"))
     assert forwards.arrived("s2", mark) is None
     forwards.opened("s2")
     forwards.take()
@@ -126,7 +126,7 @@ def test_a_piece_of_which_something_was_dropped_has_not_arrived() -> None:
     assert forwards.arrived("s2", mark) is None
     start = forwards.position("s2")
     add(forwards, 4)
-    mark = Mark(start, forwards.position("s2"))
+    mark = ForwardMark(start, forwards.position("s2"))
     forwards.take()
     forwards.replied("s2", 1)
     assert forwards.arrived("s2", mark) is True

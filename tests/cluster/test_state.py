@@ -14,7 +14,7 @@ import pytest
 
 from shoal.cluster import background, state
 from shoal.cluster.process import ProcessId, start_ticks
-from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, find_cluster, state_dir_at
+from shoal.cluster.state import AgentRecord, ClusterState, ServerProcess, StateDir, find_cluster, state_dir_at
 from shoal.errors import AlreadyRunningError, ClusterError, ClusterNotFoundError, VersionError
 
 ME = ProcessId(os.getpid(), start_ticks(os.getpid()) or 0)
@@ -28,7 +28,7 @@ def a_state(supervisor: ProcessId = ME) -> ClusterState:
         supervisor=supervisor,
         coordinator=ServerProcess("coordinator", "127.0.0.1", 7400, ME),
         servers=(ServerProcess("s1", "127.0.0.1", 7401, None),),
-        agents=(AgentState("s1", ME),),
+        agents=(AgentRecord("s1", ME),),
         passwords={"client": "secret", "agent": "other"},
         public_key="00",
     )

@@ -274,6 +274,29 @@ async def test_servers_are_requested_and_marked_as_guests(wish: Wish, scene: She
     await until(noted)
 
 
+async def test_a_balancer_that_has_lost_its_lease_marks_no_guest(
+    wish: Wish, scene: ShellScene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another balancer leads by the time the provider answers: the mark is fenced like every write of a leader."""
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def add(kind: str, count: int, site: str = "") -> tuple[str, ...]:
+        asked.set()
+        await answers.wait()
+        return ("n0",)
+
+    monkeypatch.setattr(scene.provider, "add", add)
+    wish.add = 1
+    await scene.lead("a")
+    scene.start("a")
+    await asked.wait()
+    await scene.lead("b")  # "a" does not know yet
+    with caplog.at_level("WARNING", logger="shoal.leader.balancer_shell"):
+        answers.set()
+        await until(lambda: [record for record in caplog.records if record.message == "hosts not added"])
+    assert await scene.mark("n0") is None
+
+
 async def test_the_balancer_continues_after_a_refusal(wish: Wish, scene: ShellScene) -> None:
     scene.provider.refuses = True
     wish.add = 1

@@ -13,7 +13,7 @@ from shoal.errors import PlanError
 from shoal.leader.keeper import Keeper
 from shoal.leader.keeper_shell import KeeperShell
 from shoal.leader.leader_timeouts import LeaderTiming
-from shoal.leader.secret_rotation import SecretRotation, Steps
+from shoal.leader.secret_rotation import RotationSteps, SecretRotation
 from shoal.limits import Limits
 from shoal.plan import keys
 from shoal.plan.ring import AgentKey, Ring
@@ -25,45 +25,45 @@ LEASES_S = 6.0
 WALL_S = 1_000_000.0
 
 
-def decide(wanted: Rotation | None, named: list[int], held: list[int], wall_s: float = WALL_S) -> Steps:
+def decide(wanted: Rotation | None, named: list[int], held: list[int], wall_s: float = WALL_S) -> RotationSteps:
     return SecretRotation(LIMITS).decide(wanted, named, held, wall_s, 0.0)
 
 
 def test_nothing_happens_that_nobody_wants() -> None:
-    assert decide(None, [1], [1]) == Steps((1,))
-    assert decide(None, [1], [1, 2]) == Steps((1,)), "a secret that was stored for a request that is gone"
+    assert decide(None, [1], [1]) == RotationSteps((1,))
+    assert decide(None, [1], [1, 2]) == RotationSteps((1,)), "a secret that was stored for a request that is gone"
 
 
 def test_a_secret_is_stored_before_the_ring_names_it() -> None:
-    assert decide(Rotation(2, 1), [1], [1]) == Steps((1,), draw=2)
-    assert decide(Rotation(2, 1), [1], [1, 2]) == Steps((1, 2))
+    assert decide(Rotation(2, 1), [1], [1]) == RotationSteps((1,), draw=2)
+    assert decide(Rotation(2, 1), [1], [1, 2]) == RotationSteps((1, 2))
 
 
 def test_the_overlap_begins_when_the_ring_names_both() -> None:
-    assert decide(Rotation(2, 1), [1, 2], [1, 2]) == Steps((1, 2), record=Rotation(2, 1, WALL_S))
+    assert decide(Rotation(2, 1), [1, 2], [1, 2]) == RotationSteps((1, 2), record=Rotation(2, 1, WALL_S))
     begun = Rotation(2, 1, WALL_S)
-    assert decide(begun, [1, 2], [1, 2], WALL_S + 99.0) == Steps((1, 2))
-    assert decide(begun, [1, 2], [1, 2], WALL_S + 100.0) == Steps((2,))
+    assert decide(begun, [1, 2], [1, 2], WALL_S + 99.0) == RotationSteps((1, 2))
+    assert decide(begun, [1, 2], [1, 2], WALL_S + 100.0) == RotationSteps((2,))
 
 
 def test_a_revocation_ends_the_older_one_at_once() -> None:
-    assert decide(Rotation(2, 2, WALL_S), [1, 2], [1, 2]) == Steps((2,))
+    assert decide(Rotation(2, 2, WALL_S), [1, 2], [1, 2]) == RotationSteps((2,))
 
 
 def test_a_secret_is_deleted_two_leases_after_the_ring_has_dropped_it() -> None:
     core, wanted = SecretRotation(LIMITS), Rotation(2, 2, WALL_S)
-    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0) == Steps((2,))
-    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0 + LEASES_S - 0.1) == Steps((2,))
-    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0 + LEASES_S) == Steps((2,), delete=(1,))
+    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0) == RotationSteps((2,))
+    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0 + LEASES_S - 0.1) == RotationSteps((2,))
+    assert core.decide(wanted, [2], [1, 2], WALL_S, 10.0 + LEASES_S) == RotationSteps((2,), delete=(1,))
 
 
 def test_more_than_two_are_never_in_force() -> None:
-    assert decide(Rotation(3, 2, WALL_S), [1, 2], [1, 2]) == Steps((2,))
-    assert decide(Rotation(9, 8), [1], [1]) == Steps((1,), draw=2)
+    assert decide(Rotation(3, 2, WALL_S), [1, 2], [1, 2]) == RotationSteps((2,))
+    assert decide(Rotation(9, 8), [1], [1]) == RotationSteps((1,), draw=2)
 
 
 def test_there_is_no_generation_after_the_last_one() -> None:
-    assert decide(Rotation(256, 255), [255], [255]) == Steps((255,))
+    assert decide(Rotation(256, 255), [255], [255]) == RotationSteps((255,))
     with pytest.raises(PlanError, match="the last one"):
         rotated(ring_of(255))
 

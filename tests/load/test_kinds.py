@@ -9,7 +9,7 @@ from tests.support.lamp_kind import BOTH, LAMP, SHELF, shelf_record
 
 from shoal.balance.homes import Homes
 from shoal.balance.situation import Pool
-from shoal.balance.situation_builder import History, PoolFacts, join
+from shoal.balance.situation_builder import PlacementHistory, PoolFacts, join
 from shoal.errors import ConfigError
 from shoal.load.costs import used_by_units
 from shoal.load.fold import fold
@@ -116,7 +116,7 @@ def test_a_situation_of_channels_does_not_see_lamps() -> None:
         batch = records_to_batch((each, T + 2.1) for each in made)
         (window,), _ = fold(FoldState(), batch, T + 9.0, SETTINGS, kinds)
         plan = type("Plan", (), {"ring": ring, "entries": book.entries})()
-        return join(window, plan, facts, History(), Homes(), kinds)
+        return join(window, plan, facts, PlacementHistory(), Homes(), kinds)
 
     channels = [record("s1", second, ONE) for second in (T, T + 1)]
     lamps = shelf_record("x", T, {b"c": {"flashes": 70}, b"d": {"flashes": 1}}).tables["lamp"]

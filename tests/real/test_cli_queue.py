@@ -57,7 +57,7 @@ async def test_a_queue_is_created_configured_and_dropped(bus: shoal.Bus, capsys:
     assert (status, facts["created"], facts["stores"]) == (0, True, ["q1"])
     assert (facts["settings"]["messages_max"], facts["settings"]["on_dead"]) == (5, "halt")
     status, out, _ = await run_command(capsys, "queue", "create", "life")
-    assert (status, out) == (0, "life: exists already, and stays as it is\n")
+    assert (status, out) == (0, "life: exists already, and was not changed\n")
     status, facts = await run_json_command(capsys, "queue", "create", "life")
     assert (status, facts["created"], facts["settings"]["messages_max"]) == (0, False, 5)
     status, facts = await run_json_command(capsys, "queue", "configure", "life", "--messages-max", "7")

@@ -180,10 +180,10 @@ async def test_a_shard_that_is_too_large_stays_and_the_reason_is_told(
 
 async def test_the_leaders_reason_reaches_configure(queues: ClusterQueues, capsys: Capture) -> None:
     """The command checks what it can; this request reaches the leader, which refuses it."""
-    from shoal.cli.queue_changes import Change
+    from shoal.cli.queue_changes import QueueChange
 
     await queues.create("fixed", shards=SHARDS)
-    change = Change(queues.coordinator, "fixed", None)
+    change = QueueChange(queues.coordinator, "fixed", None)
     other = QueueSettings(shards=SHARDS + 1)
     await change.request("configured", lambda unit, entry: ConfigureQueue(unit, other, "test"), WAIT_S)
     assert (change.done, change.outcome) == (

@@ -25,7 +25,7 @@ from shoal.cluster.local import LocalCluster
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Gap
 from shoal.redis.connection import PubSubConnection
-from shoal.redis.feeds import Kind
+from shoal.redis.feeds import FeedKind
 
 WAIT_S = 60.0
 
@@ -53,7 +53,7 @@ async def read(pubsub: redis.PubSub) -> dict[str, Any] | None:
 async def until_arrived(pubsub: redis.PubSub, channel: bytes, count: int) -> None:
     """Waits until so many messages of a channel wait to be read."""
     assert pubsub.connection is not None
-    subscription = pubsub.connection._feeds[Kind.CHANNEL, channel]._subscription
+    subscription = pubsub.connection._feeds[FeedKind.CHANNEL, channel]._subscription
     await until(lambda: subscription.waiting >= count)
 
 
@@ -436,7 +436,7 @@ async def test_a_gap_is_raised_or_delivered_but_never_silent(client: redis.Redis
             await pubsub.subscribe("holey")
             await read(pubsub)
             assert pubsub.connection is not None
-            feed = pubsub.connection._feeds[Kind.CHANNEL, b"holey"]
+            feed = pubsub.connection._feeds[FeedKind.CHANNEL, b"holey"]
             core = feed._subscription.core
             assert core is not None
             core.inbox.report(gap)

@@ -1,4 +1,4 @@
-"""An agent's way to the coordinator: connecting, watching keys, and running its tasks until one ends.
+"""An agent's access to the coordinator: connecting, watching keys, and running its tasks until one ends.
 
 Owns the retries. An agent outlives its coordinator: connections and watches are retried without limit.
 """

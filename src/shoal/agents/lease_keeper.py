@@ -93,7 +93,7 @@ class LeaseKeeper:
         self._wake = asyncio.Event()
 
     def hurry(self) -> None:
-        """Looks again at once: the host has answered, or the agent serves."""
+        """Checks the lease again now: the host has answered, or the agent serves."""
         self._wake.set()
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class LeaseKeeper:
                     await self._wake.wait()
 
     async def leave(self) -> None:
-        """Gives up lease and membership, so that they need not run out."""
+        """Releases lease and membership, so that others need not wait until they expire."""
         with contextlib.suppress(CoordinatorError):
             if self._lease is not None:
                 await self._coordinator.release(self._lease)

@@ -59,7 +59,7 @@ from shoal.balance.proposal import Proposal, decode_proposal, kind_of, make_prop
 from shoal.balance.registry import Registry
 from shoal.balance.settings import BalanceSettings
 from shoal.balance.situation import Pool, Situation
-from shoal.balance.situation_builder import History, PoolFacts, join
+from shoal.balance.situation_builder import PlacementHistory, PoolFacts, join
 from shoal.errors import ConfigError, PlanError
 from shoal.load.kinds import SERVER
 from shoal.load.window import LoadWindow
@@ -429,12 +429,12 @@ class Balancer:
         )
         planned_at = NEVER if self._state.planned_at is None else self._state.planned_at
         placed = (self._moved_at, planned_at) if SETTLE in self._rules else ({}, NEVER)
-        history = History(*placed, self._past, self._forecast)
+        history = PlacementHistory(*placed, self._past, self._forecast)
         return join(window, view, facts, history, self._homes, self._kinds)
 
     def _pinned(self, view: BalancerView, ring: Ring) -> dict[bytes, tuple[str, ...]]:
         """The channels that policies leave alone, and their servers. A channel with a dead server is not one of them:
-        it is placed anew, and then stays there."""
+        it is placed again, and then stays there."""
         if PINNED not in self._rules or not view.pins:
             return {}
         return pinned_servers(view.pins, view.entries, ring)

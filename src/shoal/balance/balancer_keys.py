@@ -76,8 +76,8 @@ class Why(msgspec.Struct, frozen=True):
 
 
 class Pin(msgspec.Struct, frozen=True):
-    """A pinned channel: where the operator wants it, and since when. If a server there dies, the channel is placed
-    anew, and the pin then holds it at its new place."""
+    """A pinned channel: where the operator wants it, and since when. If one of its servers dies, the channel is placed
+    again, and the pin then holds it there."""
 
     place: Place
     at_s: float

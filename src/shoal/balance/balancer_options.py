@@ -25,7 +25,7 @@ class BalancerOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """The policy that decides: `shoal`, `dynamoth`, `slots`, ... (see policies.md)."""
 
     auto: bool = False
-    """Whether decisions are carried out at once. Otherwise they are proposals, applied with `shoal plan apply`."""
+    """Whether decisions are carried out immediately. Otherwise they are proposals, applied with `shoal plan apply`."""
 
     servers_min: int = 1
     """Smallest number of servers. No server is drained below it."""

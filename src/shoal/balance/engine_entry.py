@@ -1,7 +1,7 @@
-"""What the balancer knows of an engine, and what it asks of it.
+"""The balancer's records of an engine: its entry, and requests to change it.
 
-Owns the records of the kind `engine`: the entry, which is put together from the engine's report and from what is wanted
-of it (`shoal.leader.engine_units`), the request, and the change in a proposal. The engine itself carries a request out.
+Owns the records of the kind `engine`: the entry, which combines the engine's report with the wanted configuration
+(`shoal.leader.engine_units`), the request, and the change in a proposal. The engine itself carries out a request.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Layers(NamedTuple):
 
 
 class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine that serves. `unit` is its name, `revision` the version of what is wanted of it, 0 if nothing is."""
+    """An engine that serves. `unit` is its name, `revision` the version of the wanted configuration, 0 if there is
+    none."""
 
     unit: bytes
     revision: int

@@ -185,7 +185,7 @@ def _figures(entry: EngineEntry, model: EngineModel, after: Layers, settings: Ba
 
 
 class EnginePlanner:
-    """Plans engines. The engine carries out what it is asked, so there is no conductor."""
+    """Plans engines. The engine carries out requests itself, so there is no conductor."""
 
     kind: Final = ENGINE
     group: Final = ""

@@ -165,7 +165,8 @@ class PoolKeeper:
                 yield RemoveServer(server)
 
     def _forget(self, server: str, now_s: float) -> Iterator[PutMark]:
-        """Drops the mark of a removed server after its lease has expired; earlier it would pass for a new server."""
+        """Drops the mark of a removed server after its lease has expired; before that, the server would look like a new
+        one."""
         if now_s - self._stopped_at.setdefault(server, now_s) >= FORGET_S:
             del self._stopped_at[server]
             yield PutMark(server, None, "it was removed")

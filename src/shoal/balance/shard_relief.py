@@ -29,7 +29,7 @@ MESSAGES_MAX: Final = 5_000
 
 
 class Share(NamedTuple):
-    """The use of a store: its time, and its memory, as shares of what it has."""
+    """The use of a store: the used shares of its time and its memory."""
 
     busy: float
     memory: float

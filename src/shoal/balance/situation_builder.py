@@ -71,7 +71,7 @@ class PoolFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class PlacementHistory:
     """The past: when channels were last placed, when the last plan was made, and the load of the last windows; and the
     forecast."""
 
@@ -82,7 +82,9 @@ class History:
     forecast: Forecast | None = None
 
 
-def join(window: LoadWindow, plan: Plan, facts: PoolFacts, history: History, homes: Homes, kinds: Kinds) -> Situation:
+def join(
+    window: LoadWindow, plan: Plan, facts: PoolFacts, history: PlacementHistory, homes: Homes, kinds: Kinds
+) -> Situation:
     """The situation at the end of a window. `PlanError` if there is no ring yet."""
     ring = plan.ring
     if ring is None or not ring.homes:

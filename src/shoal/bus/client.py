@@ -24,7 +24,7 @@ from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
 from shoal.bus.subscription import Subscription
 from shoal.bus.times import time_us_of
-from shoal.bus.waiters import Notice
+from shoal.bus.waiters import ItemNotice
 from shoal.channels.client.router import Posted, Router
 from shoal.errors import BusClosedError, ClusterNotFoundError, CoordinatorUnavailableError, NotConfirmedError
 from shoal.filters.filter import Filter
@@ -501,7 +501,7 @@ class Bus:
     async def listen(self, channel: bytes, heard: Callable[[], None]) -> Subscription:
         """Subscribe to a channel of Shoal's own; `heard` is called when there are items to take with `get_nowait`.
         Not for applications."""
-        return await Subscription(self, channel, False, listener=Notice(heard)).open()
+        return await Subscription(self, channel, False, listener=ItemNotice(heard)).open()
 
     # Inspection
 

@@ -20,7 +20,7 @@ from shoal.wire.commands import Commands
 from shoal.wire.connection import Connection
 
 
-class Owner(Protocol):
+class ConnectionOwner(Protocol):
     """Receives the events of a connection."""
 
     def connection_opened(self, connection: BusConnection) -> None:
@@ -36,7 +36,7 @@ class Owner(Protocol):
 class BusConnection:
     """An attempt to reach a server, and the resulting connection. Used once."""
 
-    def __init__(self, server: str, owner: Owner, login: Login) -> None:
+    def __init__(self, server: str, owner: ConnectionOwner, login: Login) -> None:
         self.server = server
         self.login = login
         self.open = False
@@ -124,7 +124,7 @@ class Dialer:
         self._book = book
         self._backoffs: dict[str, Backoff] = {}
 
-    def dial(self, to: Connect, owner: Owner) -> BusConnection:
+    def dial(self, to: Connect, owner: ConnectionOwner) -> BusConnection:
         """Start an attempt to reach a server, with the user and password of the cluster."""
         limits = self._limits
         backoff = self._backoffs.get(to.server)

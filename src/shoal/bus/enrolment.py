@@ -102,7 +102,7 @@ class KeyRenewal:
         self._task: asyncio.Task[None] | None = None
 
     def want(self, done: Callable[[], None]) -> None:
-        """Begin, unless it is under way; `done` is called when the router has got something."""
+        """Begin, unless it is under way; `done` is called when the router has a new key."""
         if self._task is None:
             self._task = asyncio.create_task(self._run(done), name="renew the key")
 
@@ -126,7 +126,7 @@ class KeyRenewal:
                 router.ring(book.signed_ring, clock())
                 if key is not None:
                     if key.client != router.client:
-                        _log.warning("identity of this bus revoked, going on with another", id=f"{key.client:012x}")
+                        _log.warning("identity of this bus revoked, continuing under another", id=f"{key.client:012x}")
                     router.enrolled(key, clock())
                 done()
         finally:

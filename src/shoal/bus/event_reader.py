@@ -259,7 +259,7 @@ class Matching:
         return Match("", event.payload, event.emitter, event.number, event.time_us, attributes, matched=matched)
 
     def _name_all(self) -> None:
-        """Filters are about to go: looks up their names for what has come before."""
+        """Filters are about to be removed: looks up their names for events that have already arrived."""
         while self._items:
             self._named.append(self._with_names(self._items.popleft()))
 
@@ -444,7 +444,7 @@ class BusMatching:
             self._soon()
 
     def made_room(self) -> None:
-        """A reader has taken something: go on reading."""
+        """A reader has taken something: continue reading."""
         if self._seat is not None and self._seat.waiting:
             self._soon()
 
@@ -531,8 +531,8 @@ class BusMatching:
             self._waiting.popleft()
 
     def _take_letters(self) -> bool:
-        """Takes what is to be said next. Not before all else is posted: what a conversation has not said yet is
-        forgotten when another one begins, so it takes no more room however long there is no server."""
+        """Takes the next letters of the conversation, once all earlier ones are posted. Letters that a conversation has
+        not sent are dropped when another one begins, so their room is bounded while there is no server."""
         self._waiting += self._core.take_letters(asyncio.get_running_loop().time())
         return bool(self._waiting)
 

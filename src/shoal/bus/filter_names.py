@@ -16,7 +16,7 @@ from typing import Any, Final
 from shoal.engine.messages import NUMBER_BYTES, unpack
 
 SPARSE: Final = 4
-"""With so many times more numbers than names, names are in a dictionary."""
+"""If there are more numbers than names by this factor, names are in a dictionary."""
 FEW: Final = 1024
 """So many numbers are never too many."""
 ARRAY_MIN: Final = 4096

@@ -246,7 +246,7 @@ class PlanSource:
 
 
 def _require_plan(key: Versioned | None, address: Address) -> None:
-    """Raise an error if a place is not the coordinator: what it does not have may exist."""
+    """Raise an error if a place is not the coordinator: data that it lacks may still exist."""
     if key is None:
         raise CoordinatorUnavailableError(f"there is no coordinator at {address}")
 

@@ -186,7 +186,7 @@ class BusQueues:
     # Creating
 
     async def create(self, name: str, settings: QueueSettings | None) -> QueueEntry:
-        """Have a queue created, and return its entry. A queue that exists stays as it is."""
+        """Have a queue created, and return its entry. An existing queue is not changed."""
         chosen = settings or QueueSettings()
         chosen.validate()
         limit_s = self._limits.queue_put_timeout_s

@@ -245,7 +245,7 @@ class BusShell:
         self._fail_subscribing(refused.server, error)
 
     def _abandoned(self, effect: Abandoned) -> None:
-        """Report the unconfirmed messages of a client that goes on with another id."""
+        """Report the unconfirmed messages of a client that continues with another id."""
         error = NotConfirmedError("the identity of this bus was revoked before a server confirmed messages", do=MAYBE)
         for token in effect.tokens:
             assert isinstance(token, asyncio.Future)
@@ -271,7 +271,7 @@ class BusShell:
                 listener.fail(error)
 
     def _fail_reading(self, server: str, error: ShoalError, seconds: float = 0.0) -> None:
-        """Fail the readers of subscriptions none of whose servers could be used for so long."""
+        """Fail the readers of subscriptions none of whose servers could be used for this long."""
         now = self.loop.time()
         for core, listener in list(self._listeners.items()):
             if core.uses(server) and self.router.cut_off(core, seconds, now):
@@ -320,7 +320,7 @@ class BusShell:
         self._fail_reading(effect.server, UnreachableError(gone, do=CHECK_STATUS), self.router.unreachable_s)
 
     def cut_off(self, core: SubscriptionCore, seconds: float) -> UnreachableError | None:
-        """Return the error of a subscription none of whose servers could be used for so long."""
+        """Return the error of a subscription none of whose servers could be used for this long."""
         if not self.router.cut_off(core, seconds, self.loop.time()):
             return None
         why = "; ".join(f"{server}: {self.errors[server]}" for server in sorted(self.errors) if core.uses(server))
@@ -499,15 +499,15 @@ class BusShell:
         await self.until(lambda: not any(connection.open for connection in cut), CLOSE_WAIT_S)
 
     def connection_opened(self, connection: BusConnection) -> None:
-        """See `connections.Owner`."""
+        """See `connections.ConnectionOwner`."""
         self.errors.pop(connection.server, None)
         self.router.opened(connection.server, self.loop.time())
         self.flush()
 
     def connection_received(self, connection: BusConnection, frames: list[Any]) -> None:
-        """See `connections.Owner`. Frames are passed one by one only while a caller wants the reply itself. They may
-        have come after the loop had read its clock: the time since the subscription must not seem shorter than it
-        is."""
+        """See `connections.ConnectionOwner`. Frames are passed one by one only while a caller wants the reply itself.
+        They may have arrived after the loop read its clock: the time since the subscription must not seem shorter than
+        it is."""
         now = self._monotonic()
         if self.scheduled:
             self._note_turn(now)
@@ -522,7 +522,7 @@ class BusShell:
         self.flush()
 
     def connection_gone(self, connection: BusConnection, error: Exception | None) -> None:
-        """See `connections.Owner`."""
+        """See `connections.ConnectionOwner`."""
         server = connection.server
         if self._connections.get(server) is not connection:
             return

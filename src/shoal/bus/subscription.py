@@ -188,7 +188,7 @@ class Subscription:
         return self._core is not None and self._core.settled
 
     def cut_off(self, seconds: float) -> UnreachableError | None:
-        """Return the error if none of its servers could be used for so long."""
+        """Return the error if none of its servers could be used for this long."""
         return self._shell.cut_off(self._core, seconds) if self._shell and self._core else None
 
     async def take(self, n_max: int) -> list[Item]:

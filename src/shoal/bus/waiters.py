@@ -31,7 +31,7 @@ class Listener(Protocol):
         """The bus is closed; nothing more will arrive."""
 
 
-class Notice:
+class ItemNotice:
     """A listener that only hears of new items."""
 
     def __init__(self, wake: Callable[[], None]) -> None:

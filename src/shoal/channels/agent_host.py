@@ -1,7 +1,7 @@
-"""The agent as its parts see it: its counters, and what recorder and dispatcher both ask of it.
+"""The agent as its parts see it: its counters, and the interface that recorder and dispatcher share.
 
 Owns the names of the counters and the common part of the interface. `agent.core` implements it; the recorder and the
-dispatcher each add what only they need.
+dispatcher each extend it with their own needs.
 """
 
 from __future__ import annotations

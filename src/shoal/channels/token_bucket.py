@@ -1,4 +1,4 @@
-"""A token bucket: so many at once, and so many a second.
+"""A token bucket: a number of tokens at once, and a number a second.
 
 Pure: the time is an argument.
 """

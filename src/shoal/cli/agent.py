@@ -47,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
         help="address of the server or store; clients connect to it too",
     )
     parser.add_argument("--site", default="", metavar="NAME", help="site of the server, where there are several")
-    parser.add_argument("--rack", default="", metavar="NAME", help="what fails together with the server at its site")
+    parser.add_argument("--rack", default="", metavar="NAME", help="rack of the server; a rack may fail as a whole")
     parser.add_argument(
         "--tls",
         action="store_true",

@@ -72,11 +72,11 @@ def register(subparsers: Subparsers) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="number of stores at first; one is started when the first queue needs it (default 0)",
+        help="initial number of stores; one is started when the first queue needs it (default 0)",
     )
     engine = parser.add_mutually_exclusive_group()
     engine.add_argument(
-        "--engine", action="store_true", help="run an engine at once; otherwise the first `emit` or `match` starts it"
+        "--engine", action="store_true", help="start an engine now; otherwise the first `emit` or `match` starts it"
     )
     engine.add_argument("--no-engine", action="store_true", help="run no engine: `emit` and `match` fail")
     parser.add_argument(
@@ -103,7 +103,7 @@ def register(subparsers: Subparsers) -> None:
         help="compute load windows in the balancer or in a Spark job (default in-process)",
     )
     parser.add_argument(
-        "--tls", action="store_true", help="use TLS on all connections, with a certificate authority of its own"
+        "--tls", action="store_true", help="use TLS on all connections, with a generated certificate authority"
     )
     parser = add_command(
         subparsers,
@@ -121,10 +121,9 @@ def register(subparsers: Subparsers) -> None:
         run_status,
         "show what runs, where, and how loaded it is",
         example="shoal status\nshoal status --url shoal://admin:PASSWORD@10.0.0.1:7400 --json",
-        description="Show ring, leader, leases, moves, the load of servers and stores, and what queues hold, of any "
-        "cluster; of a local one "
-        f"also its processes. All are asked at the same time; parts that do not answer within "
-        f"{_STATUS_TIMEOUT_S:g} s are named. Exit status 0 only if the cluster is ready and everything answers.",
+        description="Show ring, leader, leases, moves, the load of servers and stores, and the content of queues of "
+        "any cluster, and the processes of a local one. All parts are asked at the same time; those that do not answer "
+        f"within {_STATUS_TIMEOUT_S:g} s are named. Exit status 0 only if the cluster is ready and everything answers.",
     )
     parser.add_argument(
         "--url", default="", metavar="URL", help="address of the cluster (default: $SHOAL_COORDINATOR, else local)"
@@ -135,11 +134,11 @@ def register(subparsers: Subparsers) -> None:
         run_doctor,
         "check this machine for problems, with fixes",
         example="shoal doctor\nshoal doctor --quick --server redis://admin:PASSWORD@10.0.0.11:6379",
-        description="Check this machine for problems, with fixes, and measure what Shoal costs here: memory and start "
-        "of an agent, beside a server of its own that ends with the measurement (about ten seconds), "
-        "and the size of a client's installation.",
+        description="Check this machine for problems, with fixes, and measure what Shoal costs here: the memory and "
+        "start time of an agent, beside a temporary server (about ten seconds), and the size of a client's "
+        "installation.",
     )
-    parser.add_argument("--quick", action="store_true", help="measure nothing")
+    parser.add_argument("--quick", action="store_true", help="skip the measurements")
     parser.add_argument(
         "--server",
         action="append",

@@ -42,7 +42,7 @@ def register(subparsers: Subparsers) -> None:
         example="shoal coordinator backup plan.backup\n"
         "SHOAL_COORDINATOR=shoal://admin:PASSWORD@10.0.0.1:7400 \\\n  shoal coordinator backup /backup/plan-monday",
         description="Save plan, recording marks, pool, requested moves, the balancer's state and the agents' secrets, "
-        f"as they are at one moment. Not saved: {_NOT_SAVED}.",
+        f"all from one moment. Not saved: {_NOT_SAVED}.",
     )
     backup.add_argument("file", metavar="FILE", help="file to write; only you can read it, and it must not exist")
     restore = add_command(
@@ -51,8 +51,8 @@ def register(subparsers: Subparsers) -> None:
         run_restore,
         "put a backup into an empty coordinator",
         example="shoal coordinator restore plan.backup",
-        description="Restore a backup. Agents, clients and leaders may run meanwhile. A coordinator that has other "
-        "data than format, key and ring of the same cluster is left as it is.",
+        description="Restore a backup. Agents, clients and leaders may run meanwhile. If the coordinator has other "
+        "data than format, key and ring of the same cluster, nothing is changed.",
     )
     restore.add_argument("file", metavar="FILE", help="file that `shoal coordinator backup` wrote")
 

@@ -43,7 +43,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "engine",
         help=summary,
-        description="Run the engine that brings events to the readers whose filters they match,\nand show its state. "
+        description="Run the engine that delivers events to the readers whose filters they match,\nand show its state. "
         "docs/engine.md explains it.",
         epilog="example:\n  shoal engine run\n  shoal engine status --json\n  shoal engine scale 1-3-1\n"
         "  shoal engine plan",
@@ -74,10 +74,11 @@ def register(subparsers: Subparsers) -> None:
         "scale",
         run_scale,
         "change the number of access points, matchers and exit points",
-        description="Change the number of access points, matchers and exit points while the engine runs, any of them "
-        "at once, and wait until it is done. Each operator of a layer is in another process; a cluster of `shoal up` "
-        "starts them, elsewhere run `shoal engine run` often enough first. Events and filters go on meanwhile. The "
-        "balancer leaves these numbers alone until --auto releases them; then it changes them with the load.",
+        description="Change the number of access points, matchers and exit points, in any combination, while the "
+        "engine runs, and wait until it is done. Each operator of a layer runs in another process; a cluster of "
+        "`shoal up` starts these processes, elsewhere start them first with `shoal engine run`. Events and filters "
+        "keep working meanwhile. The balancer does not change these numbers until --auto releases them; then it "
+        "changes them with the load.",
         example="shoal engine scale 1-3-1\nshoal engine scale 2-2-2 --without engine-4711-9f1c2a33\n"
         "shoal engine scale --auto",
     )
@@ -85,16 +86,16 @@ def register(subparsers: Subparsers) -> None:
     scale.add_argument(
         "configuration", nargs="?", default="", help="access points, matchers and exit points: 1-3-1; or auto"
     )
-    scale.add_argument("--auto", action="store_true", help="let the balancer choose the numbers, from those in force")
     scale.add_argument(
-        "--without", action="append", default=[], metavar="NAME", help="a process that is to have no operator"
+        "--auto", action="store_true", help="let the balancer choose the numbers, starting from the current ones"
     )
+    scale.add_argument("--without", action="append", default=[], metavar="NAME", help="a process that gets no operator")
     scale.add_argument(
         "--timeout",
         type=positive,
         default=CHANGE_S,
         metavar="SECONDS",
-        help="wait so long for the change (default: 60)",
+        help="how long to wait for the change (default: 60)",
     )
     register_plan(commands)
 

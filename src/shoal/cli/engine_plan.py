@@ -40,9 +40,8 @@ def register_plan(commands: Subparsers) -> None:
         "plan",
         run_plan,
         "show the load of the engine, and which numbers of operators it needs",
-        description="Show what each process of the engine uses, how long events wait, what is expected of other "
-        "numbers of operators, and what the planner would do. Nothing is changed: a balancer with --auto carries "
-        "it out.",
+        description="Show the load of the engine's processes, how long events wait, what to expect of other numbers "
+        "of operators, and what the planner would do. This changes nothing: a balancer with --auto does.",
         example="shoal engine plan\nshoal engine plan --json",
     )
     add_url(plan)

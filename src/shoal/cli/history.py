@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _wait_for_agents(args: argparse.Namespace) -> None:
-    """Wait until agents have recorded what was published until now: they do so before they answer a subscriber."""
+    """Wait until agents have recorded everything published so far: they do so before they answer a subscriber."""
     from shoal.bus import connect
     from shoal.cli.channels import cluster_url
 

@@ -46,8 +46,8 @@ def add(jobs: Subparsers) -> None:
         "shoal pipeline archive --archive s3://bucket/shoal --retain 90d\n"
         "shoal pipeline archive --dead --queue 'orders.*' --archive /data/dead --once",
         description="Write the servers' records to a Delta table of Parquet files, by day and channel. Each record is "
-        "archived once, even if the job is killed and restarted. With --dead, write dead letters of queues to a table "
-        "of their own, each once; this needs no Spark.",
+        "archived once, even if the job is killed and restarted. With --dead, write dead letters of queues to a "
+        "separate table, each once; this needs no Spark.",
     )
     parser.add_argument(
         "--archive", metavar="PATH", help="directory or URL of the archive (default: the setting archive_dir)"

@@ -95,7 +95,7 @@ def _register_repairs(group: Subparsers) -> None:
         "shoal queue replay orders 1700000000000-0\nshoal queue replay orders --all",
     )
     replay.add_argument("entries", metavar="ENTRY", nargs="*", help="dead letters, as `shoal queue dead` names them")
-    replay.add_argument("--all", action="store_true", help="all dead letters that there are now")
+    replay.add_argument("--all", action="store_true", help="all current dead letters")
     purge = _add_queue_command(
         group,
         "purge",
@@ -111,7 +111,7 @@ def _register_repairs(group: Subparsers) -> None:
         group,
         "release",
         run_release,
-        "let a halted key go on with its next message",
+        "let a halted key continue with its next message",
         "shoal queue release orders customer-17",
     )
     release.add_argument("key", metavar="KEY", help="a key that `shoal queue stats --keys` shows as halted")
@@ -346,9 +346,9 @@ def run_resume(args: argparse.Namespace) -> int:
 
 
 def run_release(args: argparse.Namespace) -> int:
-    """Let a halted key go on."""
+    """Let a halted key continue."""
     released = _with_queue(args, lambda queue: queue.release(args.key))
-    text = f"key {args.key} goes on with its next message" if released else f"key {args.key} is not halted"
+    text = f"key {args.key} continues with its next message" if released else f"key {args.key} is not halted"
     result(args, {"queue": args.name, "key": args.key, "released": released}, text)
     return 0 if released else 1
 

@@ -50,8 +50,8 @@ def register_changes(group: Subparsers) -> None:
         run_create,
         "create a queue",
         "shoal queue create orders\nshoal queue create orders --messages-max 100000 --on-dead halt",
-        "Create a queue. One that exists stays as it is. The first put or take creates a queue too, with the default "
-        "settings.",
+        "Create a queue. An existing queue is not changed. The first put or take also creates a queue, with the "
+        "default settings.",
     )
     create.add_argument("--shards", type=int, metavar="N", help="parts that can be on different stores (1 to 256)")
     _add_settings(create)
@@ -61,14 +61,14 @@ def register_changes(group: Subparsers) -> None:
         run_configure,
         "change the settings of a queue",
         "shoal queue configure orders --messages-max 1000000",
-        "Change the settings of a queue. Those that are not given stay as they are.",
+        "Change the settings of a queue. Settings that are not given keep their values.",
     )
     _add_settings(configure)
     drop = add_change(
         group,
         "drop",
         run_drop,
-        "delete a queue with everything in it",
+        "delete a queue and its content",
         "shoal queue drop orders --yes",
         "Delete a queue with its messages and dead letters.",
     )
@@ -165,9 +165,9 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
     check_name(args.name.encode())
     url, key = coordinator_of(args)
 
-    async def run() -> Change:
+    async def run() -> QueueChange:
         async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-            change = Change(coordinator, args.name, key)
+            change = QueueChange(coordinator, args.name, key)
             await change.request(action, make, None if args.no_wait else args.timeout)
             return change
 
@@ -180,7 +180,7 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
     return 0 if change.done or args.no_wait else 1
 
 
-class Change:
+class QueueChange:
     """One request about a queue, and what came of it."""
 
     def __init__(self, coordinator: Coordinator, name: str, key: bytes | None) -> None:
@@ -208,7 +208,7 @@ class Change:
 
         self.entry = await self.read()
         if action == "created" and self.entry is not None:
-            self.done, self.existed, self.outcome = True, True, "exists already, and stays as it is"
+            self.done, self.existed, self.outcome = True, True, "exists already, and was not changed"
             return
         if action != "created" and self.entry is None:
             raise QueueNotFoundError(f"there is no queue {self._name}", do="see `shoal queue list`")
@@ -244,13 +244,13 @@ class Change:
             if progress is not None and (entry := await self.read()) is not None:
                 progress(entry)
             if time.monotonic() >= until:
-                self.outcome = f"not {action} yet; the leader goes on: see shoal status for stores and leader"
+                self.outcome = f"not {action} yet; the leader continues: see shoal status for stores and leader"
                 return
             await asyncio.sleep(_POLL_S)
         await self._conclude(action, request)
 
     async def _conclude(self, action: str, request: QueueRequest) -> None:
-        """The leader has ended the request: has it done what was asked?"""
+        """The leader has ended the request: find out whether it was carried out."""
         from shoal.plan.keys import refusals_key
         from shoal.plan.kinds import QUEUE
         from shoal.plan.queue_request import ConfigureQueue

@@ -68,7 +68,7 @@ def register_messages(group: Subparsers) -> None:
     take.add_argument("--count", type=positive_int, metavar="N", help="stop after N messages")
     take.add_argument("--seconds", type=positive, metavar="S", help="stop after S seconds")
     take.add_argument(
-        "--ack", action=argparse.BooleanOptionalAction, default=True, help="acknowledge what was printed (default)"
+        "--ack", action=argparse.BooleanOptionalAction, default=True, help="acknowledge printed messages (default)"
     )
     take.add_argument(
         "--format",

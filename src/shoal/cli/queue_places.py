@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from shoal.cli.output import Subparsers, add_command, note, plural, result
-from shoal.cli.queue_changes import Change, add_change, add_timeout, check_timeout
+from shoal.cli.queue_changes import QueueChange, add_change, add_timeout, check_timeout
 from shoal.errors import ConfigError, QueueError, QueueNotFoundError, ShoalError
 from shoal.plan.queue_report import LOST
 
@@ -37,8 +37,8 @@ def register_places(group: Subparsers) -> None:
         run_move,
         "move the shards of a queue to another store",
         "shoal queue move orders --to q2\nshoal queue move orders --to q2 --shards 0,3-5",
-        "Move shards of a queue to another store, one at a time, with their messages. Each one stands still for a "
-        "moment; producers and consumers follow. If a shard cannot be moved, the rest stays where it is.",
+        "Move shards of a queue to another store, one at a time, with their messages. Each shard pauses for a moment; "
+        "producers and consumers follow. If a shard cannot be moved, the remaining shards stay where they are.",
         _MOVE_S,
     )
     move.add_argument("--to", required=True, metavar="STORE", help="the store, as `shoal status` names it")
@@ -61,11 +61,11 @@ def register_places(group: Subparsers) -> None:
         group,
         "recover",
         run_recover,
-        "start a store that is gone again from its directory",
+        "restart a lost store from its directory",
         example="shoal queue recover --dir /backup/stores/q1",
         description="Start a store of the local cluster again from its directory, or from a copy of it, at the same "
         "address: its queues are available again with all messages in the directory. Run it on the machine of the "
-        "cluster. In a cluster laid out by hand, start a Redis on that directory at the address of the store, then its "
+        "cluster. In a cluster set up by hand, start a Redis on that directory at the address of the store, then its "
         "agent (docs/operations.md).",
     )
     recover.add_argument("--dir", required=True, metavar="DIR", help="the directory of the store")
@@ -106,9 +106,9 @@ def run_move(args: argparse.Namespace) -> int:
             note(f"{len(now)} of {plural(len(shards), 'shard')} on {args.to}")
         moved[:] = now
 
-    async def run() -> Change:
+    async def run() -> QueueChange:
         async with await PRODUCTION.coordinator(url, _TIMEOUT_S) as coordinator:
-            change = Change(coordinator, args.name, key)
+            change = QueueChange(coordinator, args.name, key)
             if await change.read() is not None:  # a queue that does not exist is reported first
                 await _check_store(coordinator, args.to, key)
             await change.request("moved", make, None if args.no_wait else args.timeout, progress)
@@ -216,7 +216,7 @@ async def _abandon(
         shards[:] = sorted(shard for store in gone for shard in entry.shards_at(store))
         return AbandonShards(unit, gone, secrets.token_hex(8))
 
-    change = Change(coordinator, name, key)
+    change = QueueChange(coordinator, name, key)
     await change.request("abandoned", make, max(until - time.monotonic(), 0.0))
     entry, outcome = change.entry, change.outcome
     to = ""

@@ -87,8 +87,8 @@ def register(subparsers: Subparsers) -> None:
         "shards move between two stores. Every accepted message must be processed, in order per key, by one "
         "consumer at a time, and only those of killed consumers may come twice.\n"
         "engine: events are matched against many filters; with --kill the engine's processes are killed in turn. "
-        "Every event must arrive at every reader with a matching filter, once and in order, and deliveries must go on "
-        "within 3 s of a kill.",
+        "Every event must arrive at every reader with a matching filter, once and in order, and deliveries must "
+        "continue within 3 s of a kill.",
         example="shoal soak channels --servers 4 --subscribers 200 --seconds 60 --json\n"
         "shoal soak channels --seconds 30 --kill-agents\n"
         "shoal soak channels --seconds 30 --kill-server --seed 7\n"
@@ -360,7 +360,7 @@ def _options(args: argparse.Namespace) -> SoakOptions:
 
 
 def _check_freeze(args: argparse.Namespace, seconds: float) -> None:
-    """Raise ConfigError if pauses of deliveries could not be told apart, or if there is no time for one."""
+    """Raise ConfigError if pauses of deliveries could not be distinguished, or if there is no time for one."""
     if args.protocol != "channels" or args.kill_agents or args.kill_server:
         raise ConfigError(
             "--freeze applies to `shoal soak channels`, alone or with --kill-coordinator", do="omit the other faults"

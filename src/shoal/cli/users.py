@@ -49,19 +49,19 @@ def register(subparsers: Subparsers) -> None:
         run_rotate,
         "give a role, or all roles, a new password; the old one stays valid until `revoke`",
         example="shoal users rotate\nshoal users rotate client\nshoal users rotate agents-secret",
-        description="Servers and coordinator accept both passwords from now on, also after a restart. The state "
-        "directory has the new one, and the cluster's own processes use it. With agents-secret: the agents get a new "
-        "secret, and clients renew their keys. The old one stays valid until `revoke`, or for secret_overlap_s.",
+        description="Add a second password. Servers and coordinator accept both, also after a restart. The new one is "
+        "in the state directory, and the cluster's processes use it. With agents-secret: the agents get a new secret, "
+        "and clients renew their keys. The old one stays valid until `revoke`, or for secret_overlap_s.",
     )
     revoke = add_command(
         group,
         "revoke",
         run_revoke,
-        "end the old password of a role, or of all roles, and its connections",
+        "remove the old password of a role, or of all roles, and close its connections",
         example="shoal users revoke\nshoal users revoke client\nshoal users revoke agents-secret",
-        description="Connections of the role are cut. Clients that read the password from the state directory or from "
-        "a file (password_file) connect again with the new one; others get AuthenticationError. With agents-secret: "
-        "keys of the old secret end. Clients that were away since the rotation go on with another id.",
+        description="Close the role's connections. Clients that read the password from the state directory or from a "
+        "file (password_file) connect again with the new one; others get AuthenticationError. With agents-secret: "
+        "keys of the old secret become invalid. Clients that were away since the rotation continue under another id.",
     )
     for one in (rotate, revoke):
         one.add_argument("role", metavar="ROLE", nargs="?", help=f"a role (default: all roles), or {SECRET}")
@@ -146,7 +146,7 @@ async def change_secret(
 async def _pause(until: float) -> None:
     if time.monotonic() > until:
         raise PlanError(
-            f"the leader has not done it within {_SECRET_WAIT_S:g} s; it goes on", do="see `shoal users secret`"
+            f"the leader has not finished within {_SECRET_WAIT_S:g} s; it continues", do="see `shoal users secret`"
         )
     await asyncio.sleep(_POLL_S)
 

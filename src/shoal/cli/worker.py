@@ -44,9 +44,9 @@ def register(subparsers: Subparsers) -> None:
         "run the workers of an application",
         example="shoal worker shop.jobs:app\nshoal worker shop.jobs:app --queues orders,mail --processes 4 --grace 60",
         description=(
-            "Run the workers of an application until SIGTERM or SIGINT. Then no more jobs are taken, jobs that were "
-            "not started go back, and running handlers may go on for --grace seconds; a second signal ends them at "
-            "once."
+            "Run the workers of an application until SIGTERM or SIGINT. Then workers take no more jobs, give back "
+            "those that were not started, and let running handlers continue for --grace seconds; a second signal "
+            "ends them immediately."
         ),
     )
     parser.add_argument(
@@ -59,7 +59,7 @@ def register(subparsers: Subparsers) -> None:
         type=_seconds,
         default=30.0,
         metavar="S",
-        help="seconds that running handlers may go on after SIGTERM (default 30)",
+        help="seconds for which handlers may keep running after SIGTERM (default 30)",
     )
     parser.add_argument("--queues", metavar="A,B", help="only the workers of these queues (default: all)")
     parser.add_argument(

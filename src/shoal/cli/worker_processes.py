@@ -24,7 +24,7 @@ RESTART_S_MIN: Final = 0.5
 RESTART_S_MAX: Final = 30.0
 """Pause before a process that crashed is started again. It doubles with each crash."""
 HEALTHY_S: Final = 60.0
-"""A process that ran this long had a good start: the pause begins anew."""
+"""A process that ran this long has started well: the pause is reset."""
 KILL_S: Final = 15.0
 """How long after the grace period a process that has not ended is killed."""
 

@@ -113,7 +113,7 @@ class Authority:
 
 
 class IssuedCertificate:
-    """A certificate of an authority, as its file has it: what is needed to issue it again."""
+    """A certificate of an authority, read from its file: the facts that are needed to issue it again."""
 
     def __init__(self, path: Path) -> None:
         try:

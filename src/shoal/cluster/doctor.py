@@ -24,7 +24,15 @@ from shoal.cluster.server_settings import check_settings
 from shoal.cluster.servers import OLDEST, find_programs, free_port
 from shoal.cluster.state import StateDir
 from shoal.coordination.link import Address
-from shoal.errors import ClusterError, MissingExtraError, NoJavaError, PortInUseError, TlsError, VersionError
+from shoal.errors import (
+    ClusterError,
+    ConnectError,
+    MissingExtraError,
+    NoJavaError,
+    PortInUseError,
+    TlsError,
+    VersionError,
+)
 from shoal.extras import needed
 from shoal.pipeline.spark.java import find_java
 from shoal.wire.tls import from_environment
@@ -99,7 +107,7 @@ def weigh(quick: bool) -> tuple[dict[str, float | None], list[Finding]]:
         with needed("an agent"):
             from shoal.cluster.weight import measure_agent
         figures |= msgspec.to_builtins(measure_agent())
-    except (ClusterError, MissingExtraError) as error:
+    except (ClusterError, ConnectError, MissingExtraError) as error:
         problem = Finding("agent", "warn", f"no agent could be measured: {error.what}", error.do or "")
     findings = [
         Finding(

@@ -1,6 +1,6 @@
 """Starts the engine of a local cluster when a client needs it.
 
-Owns how that is seen: a client that emits or matches subscribes to the channel on which engines call their clients. So
+Owns the detection: a client that emits or matches subscribes to the channel on which engines call their clients. So
 a server with a subscriber there has a client that waits for an engine. A cluster that never matches pays for one short
 question to each server in `ASK_S`.
 """

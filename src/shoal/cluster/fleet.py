@@ -40,7 +40,7 @@ from shoal.cluster.parts import (
 )
 from shoal.cluster.process import ProcessId
 from shoal.cluster.servers import ServerProgram, port_is_free, replace_users
-from shoal.cluster.state import AgentState, ClusterState, ServerProcess, StateDir, write_private
+from shoal.cluster.state import AgentRecord, ClusterState, ServerProcess, StateDir, write_private
 from shoal.cluster.store_directory import take_in
 from shoal.cluster.users import Users
 from shoal.errors import ClusterError, ConnectError, PortInUseError, ProtocolError
@@ -147,9 +147,9 @@ class Fleet:
         """The stores and their processes."""
         return tuple(_endpoint(part) for part in self._stores.values())
 
-    def agent_states(self) -> tuple[AgentState, ...]:
+    def agent_states(self) -> tuple[AgentRecord, ...]:
         """The agents and their processes."""
-        return tuple(AgentState(server, process_id(child)) for server, child in self.agents)
+        return tuple(AgentRecord(server, process_id(child)) for server, child in self.agents)
 
     def processes_of(self, kind: str) -> tuple[ProcessId, ...]:
         """The running processes of one kind."""

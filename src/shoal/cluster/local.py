@@ -412,7 +412,7 @@ class LocalCluster:
         return mark.store
 
     async def renew_certificates(self) -> tuple[str, ...]:
-        """Renews all certificates now; returns the servers that have not loaded theirs yet and will be told again."""
+        """Renews all certificates now; returns the servers that have not loaded theirs yet; they are notified again."""
         if self._renewal is None:
             raise ClusterError("the cluster does not use TLS", do="start it with `shoal up --tls`")
         return await self._renewal.renew()

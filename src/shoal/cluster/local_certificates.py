@@ -71,7 +71,7 @@ class LocalCertificates:
         Path(role_files(self.folder, server).cert).unlink(missing_ok=True)
 
     def renew(self) -> None:
-        """Issue all certificates again. Clients use them for their next connections; servers must be told."""
+        """Issue all certificates again. Clients use them for their next connections; servers must be notified."""
         for role in ROLES:
             self._issue_role(role)
         for name, hosts in self._servers.items():
@@ -124,7 +124,7 @@ class CertificateRenewal:
             await asyncio.sleep(RETRY_S if self._behind or pause_s <= 0 else min(pause_s, CHECK_S_MAX))
 
     async def renew(self) -> tuple[str, ...]:
-        """Renew now; return the servers that did not accept their new certificate and will be told again."""
+        """Renew now; return the servers that did not accept their new certificate; they are notified again."""
         self._certificates.renew()
         await self._tell(self._servers())
         _log.info("certificates renewed", behind=",".join(sorted(self._behind)))

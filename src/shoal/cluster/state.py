@@ -61,7 +61,7 @@ class ServerProcess(msgspec.Struct, frozen=True):
     process: ProcessId | None
 
 
-class AgentState(msgspec.Struct, frozen=True):
+class AgentRecord(msgspec.Struct, frozen=True):
     """The agent of a server or store, and its process if it runs."""
 
     server: str
@@ -76,7 +76,7 @@ class ClusterState(msgspec.Struct, frozen=True):
     supervisor: ProcessId
     coordinator: ServerProcess
     servers: tuple[ServerProcess, ...]
-    agents: tuple[AgentState, ...]
+    agents: tuple[AgentRecord, ...]
     passwords: dict[str, str]
     public_key: str
     balancers: tuple[ProcessId, ...] = ()

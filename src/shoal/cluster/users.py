@@ -50,7 +50,7 @@ class Users:
         return roles
 
     def undo(self, roles: Sequence[str]) -> None:
-        """Takes a rotation back that no server has been told of."""
+        """Reverts a rotation that has not reached any server."""
         for role in roles:
             self.passwords[role] = self._older.pop(role)
 
@@ -65,7 +65,8 @@ class Users:
         return roles
 
     def revoke(self, roles: Sequence[str]) -> list[Request]:
-        """Ends the old passwords of roles; returns what the servers must be told, connections of these users too."""
+        """Removes the old passwords of roles; returns the commands for the servers, which also close connections of
+        these users."""
         commands: list[Request] = []
         for role in roles:
             commands.append(("ACL", "SETUSER", role, f"!{_digest(self._older.pop(role))}"))
@@ -73,7 +74,7 @@ class Users:
         return commands
 
     def additions(self, roles: Sequence[str]) -> list[Request]:
-        """What the servers must be told about the new passwords of roles."""
+        """The commands for the servers that set the new passwords of roles."""
         return [("ACL", "SETUSER", role, f"#{_digest(self.passwords[role])}") for role in roles]
 
 

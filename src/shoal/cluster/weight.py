@@ -1,6 +1,6 @@
 """What an agent costs on this machine: its memory when it is idle, and the time that it needs to start.
 
-Owns the measurement of `shoal doctor`: an agent beside a real server, in a cluster of its own that ends with the
+Owns the measurement of `shoal doctor`: an agent beside a real server, in a temporary cluster that ends with the
 measurement; nothing else is touched.
 """
 
@@ -23,6 +23,8 @@ from shoal.cluster.local import LocalCluster
 from shoal.cluster.parts import agent_name, shoal_agent
 from shoal.errors import ClusterError
 from shoal.plan.ring import ServerAddress
+from shoal.runtime import PRODUCTION
+from shoal.wire.connection import Connection
 from shoal.wire.envelope import HEARTBEAT_CHANNEL
 
 START_S_MAX: Final = 60.0
@@ -84,25 +86,29 @@ def _agent_with_cache(cache: str, server: ServerAddress) -> Sequence[str]:
 
 async def _restart(cluster: LocalCluster) -> float:
     """Restarts the agent; returns the seconds from its start to its first heartbeat."""
-    from redis.asyncio import Redis
-
     server = cluster.servers[0]
     name = agent_name(server.id)
     cluster.hold(name)
     await cluster.kill(name)
-    password = cluster.state.passwords[CLIENT]
-    async with (
-        Redis(host=server.host, port=server.port, username=CLIENT, password=password) as redis,
-        redis.pubsub() as heartbeats,
-    ):
-        await heartbeats.subscribe(HEARTBEAT_CHANNEL)
+    heartbeat = asyncio.Event()
+    async with Connection(
+        server.host,
+        server.port,
+        username=CLIENT,
+        password=cluster.state.passwords[CLIENT],
+        name="shoal-doctor",
+        dial=PRODUCTION.dial,
+        pushed=lambda _push: heartbeat.set(),
+    ) as connection:
+        await connection.ask((b"SUBSCRIBE", HEARTBEAT_CHANNEL))
         began = time.monotonic()
         cluster.release(name)
-        while time.monotonic() - began < START_S_MAX:
-            message = await heartbeats.get_message(ignore_subscribe_messages=True, timeout=1.0)
-            if message is not None:
-                return round(time.monotonic() - began, 2)
-    raise ClusterError(f"no heartbeat of the agent within {START_S_MAX:g} s", do="look for the cause with `shoal up`")
+        try:
+            await asyncio.wait_for(heartbeat.wait(), START_S_MAX)
+        except TimeoutError:
+            error = f"no heartbeat of the agent within {START_S_MAX:g} s"
+            raise ClusterError(error, do="look for the cause with `shoal up`") from None
+        return round(time.monotonic() - began, 2)
 
 
 def _pid(cluster: LocalCluster) -> int:

@@ -26,7 +26,7 @@ _PAST_PREFIX: Final = b"\xff"
 """Greater than any byte of UTF-8: prefix + this byte sorts after every name with the prefix."""
 
 
-class Keys:
+class KeyReader:
     """Reads, lists and watches keys."""
 
     def __init__(self, link: Link, feed: Feed, poll_s: float) -> None:

@@ -224,7 +224,7 @@ class Link:
             return result
 
     async def _open(self, connection: Connection) -> None:
-        """Open a connection. With TLS, one that takes longer than this attempt goes on opening, for the next attempt:
+        """Open a connection. With TLS, one that takes longer than this attempt continues opening, for the next attempt:
         when many clients connect at once, a server that is busy with handshakes must not do the same one twice.
         """
         if self.address.tls is None:

@@ -32,7 +32,7 @@ from shoal.coordination.interface import (
     Membership,
     Versioned,
 )
-from shoal.coordination.keys import Keys
+from shoal.coordination.keys import KeyReader
 from shoal.coordination.layout import LEASE, MEMBER
 from shoal.coordination.link import Diagnose, Link, parse_address
 from shoal.coordination.writer import Writer
@@ -76,7 +76,7 @@ class RedisCoordinator(Coordinator):
         self._poll_s = poll_s
         self._random = random
         self._feed = Feed(link)
-        self._keys = Keys(link, self._feed, poll_s)
+        self._keys = KeyReader(link, self._feed, poll_s)
         self._writer = Writer(link)
         self._grants = Grants(link)
 

@@ -16,7 +16,7 @@ import msgspec
 
 from shoal.errors import EventError, FilterError
 from shoal.filters.arrays import ARRAY_TYPES, combinations_of
-from shoal.filters.reader import Reader
+from shoal.filters.reader import TokenReader
 from shoal.filters.values import (
     INTEGER_MAX,
     INTEGER_MIN,
@@ -91,7 +91,7 @@ def parse_event(text: str, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]:
     """
     event: dict[str, Any] = {}
     try:
-        reader = Reader(text, limits)
+        reader = TokenReader(text, limits)
         while not reader.at_end() and not (event and reader.next_is(";")):
             if event:
                 reader.expect(",")

@@ -36,7 +36,7 @@ from shoal.filters.expansion import All, Any, Expression, Leaf, Not, expand
 from shoal.filters.filter import Filter
 from shoal.filters.formatter import CIDR, FOLDING
 from shoal.filters.predicates import BARE, UNLIKE, Operand, Operator, predicate
-from shoal.filters.reader import NOTHING, Reader, Token
+from shoal.filters.reader import NOTHING, Token, TokenReader
 from shoal.filters.values import KINDS, Value, kind_of
 from shoal.filters.views import ADDRESS, FOLDED, network_bits
 from shoal.limits import DEFAULT_LIMITS, Limits
@@ -116,7 +116,7 @@ def parse(text: str, limits: Limits = DEFAULT_LIMITS) -> Filter:
     return expand(expression, limits, text)
 
 
-class Parser(Reader):
+class Parser(TokenReader):
     """A recursive-descent parser. `filter_depth_max` limits the recursion."""
 
     def __init__(self, text: str, limits: Limits) -> None:

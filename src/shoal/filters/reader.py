@@ -179,7 +179,7 @@ _A_NAME: Final = "the name of an attribute"
 _A_VALUE: Final = "a value ('text', a number, true or false)"
 
 
-class Reader:
+class TokenReader:
     """One pass over the tokens of a text. Every mistake in the text raises FilterError."""
 
     def __init__(self, text: str, limits: Limits) -> None:

@@ -21,7 +21,7 @@ from shoal.flow.traffic import Traffic
 
 
 class LoadMeter:
-    """The open window, and what is kept of earlier ones."""
+    """The open window, and the kept figures of earlier ones."""
 
     def __init__(
         self,

@@ -72,7 +72,7 @@ class ServerPool:
         return removed
 
     def hosts(self, bytes_out: Floats, cpu: Floats) -> Hosts:
-        """The table of hosts for a policy, with what they carried (columns over all rows)."""
+        """The table of hosts for a policy, with the load that they carried (columns over all rows)."""
         rows = self.rows
         count = len(rows)
         return Hosts(

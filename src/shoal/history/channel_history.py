@@ -203,7 +203,7 @@ class ChannelHistory:
         """The history in order, with gaps, from `since` up to `until_us` (exclusive).
 
         `before` limits streams to numbers below the given one. `live` are payloads of plain Redis clients' messages
-        that arrived live. They have no numbers, so equal messages at the end of the history are taken for the same
+        that arrived live. They have no numbers, so equal messages at the end of the history count as the same
         ones and left out.
         """
         missing = [
@@ -221,7 +221,7 @@ class ChannelHistory:
 
 
 def _covers(gap: Mapping[str, Any], hole: Mapping[str, Any]) -> bool:
-    """Whether an agent has recorded as missing what is missing."""
+    """Whether an agent has already recorded the missing messages as a gap."""
     same = (gap["publisher"], gap["epoch"]) == (hole["publisher"], hole["epoch"])
     return same and (gap["gap_from"] or 1) <= hole["gap_from"] and (gap["gap_to"] or NUMBER_MAX) >= hole["gap_to"]
 

@@ -60,7 +60,7 @@ class EngineUnits:
 
     @property
     def units(self) -> Units:
-        """The engines that serve, what is under way at each, and their processes."""
+        """The engines that serve, the changes in progress, and their processes."""
         values = self._mirror.values
         entries: dict[bytes, EngineEntry] = {}
         requests: dict[bytes, EngineRequest] = {}
@@ -89,7 +89,7 @@ class EngineUnits:
 def engine_entry(
     name: str, report: EngineReport, wanted: Wanted | None, version: int, processes_max: int
 ) -> EngineEntry:
-    """The entry of an engine, from its report and from what is wanted of it."""
+    """The entry of an engine, from its report and the wanted configuration."""
     return EngineEntry(
         unit=name.encode(),
         revision=version,

@@ -8,7 +8,7 @@ and the time, its result is the ring to write. `shoal.leader.keeper_shell` is it
 A member with a mark in the pool (`shoal.plan.keys`, `pool/<server>`) is in the ring as a guest, or not at all. A member
 marked `out` leaves after the same wait as one whose lease disappeared early.
 
-The wait prevents that a server that is wrongly taken for dead splits a channel. Clients rely on a server's heartbeat
+The wait keeps a server that is wrongly considered dead from splitting a channel. Clients rely on a server's heartbeat
 for `server_lease_s`, so its channels may be placed elsewhere only after that time has certainly passed:
 
 - a lease that expired was last renewed a full `server_lease_s` ago: the wait is the drift between clocks;
@@ -102,7 +102,7 @@ class Keeper:
 
     def use_keys(self, agent_keys: tuple[AgentKey, ...]) -> None:
         """The public keys of the agents, which rings announce. A cluster that begins with them authenticates messages
-        (scheme 1); one that began without goes on without."""
+        (scheme 1); one that began without continues without."""
         self._agent_keys = agent_keys
 
     @property

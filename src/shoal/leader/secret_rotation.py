@@ -6,8 +6,8 @@ Owns the order of the steps. A core without I/O; `shoal.leader.keeper_shell` is 
                                                                               --two leases--> secret g deleted
 
 Each step follows from what is stored: the record (`shoal.plan.secret_rotation`), the ring and the secrets. So a leader
-that dies between two steps leaves nothing to repair, and the next one goes on. No step waits for an agent: an agent
-without the newer secret goes on with the older one, and a client uses its newer key at a server when the agent there
+that dies between two steps leaves nothing to repair, and the next one continues. No step waits for an agent: an agent
+without the newer secret continues with the older one, and a client uses its newer key at a server when the agent there
 has shown that it has it. The older secret is deleted only two leases after the ring has dropped it: until then agents
 take messages that clients tagged with it before they could know.
 """
@@ -30,7 +30,7 @@ RETIRED_LEASES: Final = 2
 """How long a secret is kept after the ring has dropped it, in server leases."""
 
 
-class Steps(msgspec.Struct, frozen=True):
+class RotationSteps(msgspec.Struct, frozen=True):
     """What to do now."""
 
     named: tuple[int, ...]
@@ -53,13 +53,13 @@ class SecretRotation:
 
     def decide(
         self, wanted: Rotation | None, named: Collection[int], held: Collection[int], wall_s: float, now: float
-    ) -> Steps:
+    ) -> RotationSteps:
         """The steps for a ring that names some generations, and stored secrets."""
         newest, oldest = max(named), min(named)
         self._retired_at = {old: self._retired_at.get(old, now) for old in held if old < oldest}
         delete = tuple(old for old, since in self._retired_at.items() if now >= since + self._keep_s)
         if wanted is None:
-            return Steps(tuple(sorted(named)), delete=delete)
+            return RotationSteps(tuple(sorted(named)), delete=delete)
         draw = None
         keep = sorted(named)
         if len(named) == 1 and newest < wanted.newest and newest < GENERATION_MAX:
@@ -70,4 +70,4 @@ class SecretRotation:
         elif len(named) > 1 and (oldest < wanted.oldest or 0 < wanted.since_s <= wall_s - self._overlap_s):
             keep = [newest]
         begun = newest == wanted.newest and not wanted.since_s
-        return Steps(tuple(keep), draw, delete, replace(wanted, since_s=wall_s) if begun else None)
+        return RotationSteps(tuple(keep), draw, delete, replace(wanted, since_s=wall_s) if begun else None)

@@ -28,7 +28,7 @@ SKEW_S_MAX: Final = 30
 """The largest correction. With a larger offset the records of the host are late or early, and are dropped."""
 
 
-class Clock(msgspec.Struct, frozen=True, array_like=True):
+class HostClock(msgspec.Struct, frozen=True, array_like=True):
     """The state of the estimate for one host."""
 
     shift_s: int = 0
@@ -36,7 +36,7 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
     least: tuple[tuple[int, float], ...] = ()
     """The smallest difference in each second of the reader's clock, oldest first."""
 
-    def observe(self, seen: Iterable[tuple[float, float]]) -> Clock:
+    def observe(self, seen: Iterable[tuple[float, float]]) -> HostClock:
         """The clock after some arrivals, each with its time and its delay after the end of its second."""
         least = dict(self.least)
         for arrived_s, behind_s in seen:
@@ -48,4 +48,4 @@ class Clock(msgspec.Struct, frozen=True, array_like=True):
         estimate = min(value for _, value in kept)
         if newest - kept[0][0] >= CLOCK_LEARN_S and abs(estimate - shift_s) > SKEW_STEP_S:
             shift_s = round(max(-SKEW_S_MAX, min(estimate, SKEW_S_MAX)))
-        return Clock(shift_s, tuple(kept))
+        return HostClock(shift_s, tuple(kept))

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from shoal.errors import ProtocolError
-from shoal.load.clocks import Clock
+from shoal.load.clocks import HostClock
 from shoal.load.reports import HostFigures, TelemetryReport
 
 STATE_VERSION: Final = 3
@@ -42,7 +42,7 @@ class Piece(NamedTuple):
 class HostMemory(msgspec.Struct, frozen=True, array_like=True):
     """The state of one host."""
 
-    clock: Clock = Clock()
+    clock: HostClock = HostClock()
     recent: tuple[RecordKey, ...] = ()
     """The last records that were added, oldest first."""
     reported_until: int = NEVER_S

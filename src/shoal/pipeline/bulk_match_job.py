@@ -240,8 +240,8 @@ def check_out(out: Path, archive: str | Path) -> Path:
 
 
 def _new_file(out: Path, archive: str | Path) -> Path:
-    """The path of the output, with what was there removed. A job on Spark writes a folder, a job in process a file, and
-    either may follow the other."""
+    """The path of the output; an earlier output there is removed. A job on Spark writes a folder, a job in process a
+    file, and either may follow the other."""
     where = check_out(out, archive)
     try:
         if where.is_dir() and not where.is_symlink():

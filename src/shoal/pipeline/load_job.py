@@ -196,7 +196,7 @@ class _BatchFolder:
 
 
 def run_once(spark: SparkSession, job: LoadJob, take: Take | None = None) -> LoadFacts:
-    """Folds what is on the streams now, and returns the facts."""
+    """Folds the records that are on the streams now, and returns the facts."""
     facts = LoadFacts()
     query = start(spark, job, take or (lambda batch, windows: None), facts, once=True)
     metrics = JobMetrics("load")

@@ -273,7 +273,7 @@ def more(bits: Bits, covered: Bits) -> npt.NDArray[np.int64]:
 
 
 def more_rate(bits: Bits, covered: Bits, samples: int, rate: float) -> npt.NDArray[np.float64]:
-    """The publications a second that each filter would add to a broker that already receives what is covered."""
+    """The publications a second that each filter would add to a broker that already receives the covered samples."""
     return rate * more(bits, covered) / samples
 
 

@@ -60,8 +60,8 @@ class Target(Protocol):
 
 
 class ChannelTarget:
-    """Channels of a cluster. A channel that is recorded is refused, unless `into_recorded`: what is replayed into it
-    would be archived and replayed again."""
+    """Channels of a cluster. A channel that is recorded is refused, unless `into_recorded`: replayed messages would be
+    archived and replayed again."""
 
     def __init__(self, bus: Bus, to: str, recorded: list[bytes], *, into_recorded: bool = False) -> None:
         if to.count("*") > 1 or not to:
@@ -202,7 +202,7 @@ class Replay:
         """Messages of this run, repeated ones included."""
 
     async def run(self, progress: Progress) -> None:
-        """Publishes what is left. Interrupted, it saves what was confirmed."""
+        """Publishes the remaining messages. If interrupted, saves how far they are confirmed."""
         state, order = self._state, self._order
         for channel in order.channels:
             self._target.name(channel)  # raises before anything is published
@@ -270,8 +270,8 @@ class Replay:
 
 
 class _Skip:
-    """Leaves out what was confirmed before a replay was continued: everything up to the last confirmed message. If the
-    archive no longer has that one, everything that is earlier."""
+    """Skips messages that were confirmed before a replay was continued: everything up to the last confirmed message. If
+    the archive no longer has that one, everything that is earlier."""
 
     def __init__(self, state: ReplayState) -> None:
         self._at_us, self._id = state.at_us, state.last_id

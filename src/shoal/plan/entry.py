@@ -98,7 +98,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, tag=CHANNEL):
 
     @property
     def is_moving(self) -> bool:
-        """Whether its last move is still going on."""
+        """Whether its last move is still in progress."""
         return self.phase is not Phase.END
 
     @property

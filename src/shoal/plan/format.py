@@ -33,12 +33,6 @@ def stored_format(value: bytes | None) -> int:
     return int(text)
 
 
-async def read_format(coordinator: Coordinator) -> int:
-    """The format of the plan in the coordinator; 0 if there is no plan yet. VersionError if it is newer than known."""
-    ring, stored = await _values(coordinator, RING_KEY, FORMAT_KEY)
-    return 0 if stored is None and ring is None else stored_format(stored)
-
-
 def check_format(value: bytes | None) -> None:
     """Raises VersionError if this process cannot use the plan: it is newer, or older and not upgraded yet."""
     if (found := stored_format(value)) < FORMAT:

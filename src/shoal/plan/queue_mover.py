@@ -9,7 +9,7 @@ of steps calls it with reports, agents of stores call it with entries.
               `shard_copy_timeout_s`, or if the copy fails
     open      the shard is at the destination, which opens it; the source drops its copy
 
-Before the shard is opened the leader alone decides between going on and giving up, with one write: an agent acts only
+Before the shard is opened the leader alone decides between continuing and giving up, with one write: an agent acts only
 on entries that are written. A move that was given up leaves the shard open at its source: it was sealed at most. After
 the switch a move is never given up. Shards move one at a time; a move that is given up ends the whole request.
 """

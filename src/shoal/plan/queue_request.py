@@ -21,7 +21,7 @@ _NAME: Final = re.compile(rb"[A-Za-z0-9_.-]{1,128}")
 
 
 class CreateQueue(msgspec.Struct, frozen=True, tag="create"):
-    """A request to create the queue `unit`. If it exists already, it stays as it is. `id` identifies the request."""
+    """A request to create the queue `unit`. If it exists already, it is not changed. `id` identifies the request."""
 
     unit: bytes
     settings: QueueSettings

@@ -43,7 +43,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     lease_s: float = 10.0
     """How long a consumer keeps its keys without a sign of life."""
     on_dead: Literal["continue", "halt"] = "continue"
-    """What a key does when its head becomes a dead letter: go on with the next message, or wait for an operator."""
+    """What a key does when its head becomes a dead letter: continue with the next message, or wait for an operator."""
 
     def validate(self) -> None:
         """Raises ConfigError if a value is impossible."""

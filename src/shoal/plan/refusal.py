@@ -37,7 +37,7 @@ def add_refusals(kind: str, before: bytes | None, refusals: Sequence[Refusal]) -
 
 
 def read_refusals(kind: str, data: bytes | None) -> tuple[Refusal, ...]:
-    """The refusals in `data`; none if it cannot be read: they are only told to people."""
+    """The refusals in `data`; none if it cannot be read: they are only shown to people."""
     try:
         return () if data is None else decode_body(data, kind, _decoder)
     except ValueError:

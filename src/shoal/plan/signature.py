@@ -40,7 +40,7 @@ class UnitEntry(Protocol):
 
     @property
     def is_moving(self) -> bool:
-        """Whether its last move is still going on."""
+        """Whether its last move is still in progress."""
 
     @property
     def stage(self) -> object:

@@ -388,7 +388,7 @@ class ChannelSteps:
         return Step()
 
     def _widen(self, move: _Move) -> Step[Entry]:
-        """Publishers switch only to servers whose agents know of the move: others would not answer them."""
+        """Publishers switch only to servers whose agents know of the move; other agents would not answer them."""
         unaware = move.unaware(move.concerned) if PREPARE in self._rules else ()
         aware = [server for server in move.concerned if move.report(server) is not None]
         if not unaware and not any(map(move.is_behind, aware)):

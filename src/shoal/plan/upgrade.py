@@ -118,8 +118,8 @@ async def _write(coordinator: Coordinator, writes: Iterable[KeyWrite], lease: Le
 
 
 def _upgraded_ring(data: bytes, signer: Signer, lease_ms: int, agent_keys: tuple[AgentKey, ...]) -> Ring | None:
-    """The ring of format 1 in `data`, with scheme 1: no process of format 1 can go on with the new plan anyway. None if
-    it is already upgraded."""
+    """The ring of format 1 in `data`, with scheme 1: no process of format 1 can continue with the new plan anyway. None
+    if it is already upgraded."""
     try:
         old = _open(signer.public, b"shoal ring", data, Ring)
         return replace(old, scheme=1, lease_ms=lease_ms, agent_keys=agent_keys)

@@ -14,7 +14,7 @@ from shoal.bus import Bus
 from shoal.errors import ConnectError, SubscribeTimeoutError
 from shoal.redis.conversion import Encoder, Name, Response, translated
 from shoal.redis.deadlines import Deadline, Deadlines
-from shoal.redis.feeds import Feed, FeedItem, Kind, ReadQueue
+from shoal.redis.feeds import FeedItem, FeedKind, ReadQueue, RedisFeed
 
 CHECK_S: Final = 1.0
 """How often a waiting reader checks whether servers of its subscriptions can be reached."""
@@ -32,7 +32,7 @@ class PubSubConnection:
         self._encoder = encoder
         self.answer = deadlines.answer
         self._reach_s = deadlines.connect_s
-        self._feeds: dict[tuple[Kind, bytes], Feed] = {}
+        self._feeds: dict[tuple[FeedKind, bytes], RedisFeed] = {}
         self._queue = ReadQueue()
         self._cut = False
 
@@ -64,13 +64,13 @@ class PubSubConnection:
     def _settled(self) -> bool:
         return all(feed.settled for feed in self._feeds.values())
 
-    def _position(self, feed: Feed) -> int:
+    def _position(self, feed: RedisFeed) -> int:
         """The count in a repeated subscribe message."""
         counted = [other for other in self._feeds.values() if _counted_together(other.kind, feed.kind)]
         return counted.index(feed) + 1
 
     async def disconnect(self, nowait: bool = False) -> None:
-        """Closes the connections. The bus reconnects by itself and fetches what was missed."""
+        """Closes the connections. The bus reconnects by itself and fetches missed messages."""
         self._hold()
         try:
             with Deadline(self.answer, "the connections are not closed"):
@@ -96,10 +96,12 @@ class PubSubConnection:
 
     # Commands of the PubSub
 
-    async def subscribe(self, kind: Kind, names: Iterable[bytes]) -> None:
+    async def subscribe(self, kind: FeedKind, names: Iterable[bytes]) -> None:
         """Subscribes to all names, or to none if one fails."""
         names = list(names)
-        fresh = {name: Feed(self.bus, name, kind, self._queue) for name in names if (kind, name) not in self._feeds}
+        fresh = {
+            name: RedisFeed(self.bus, name, kind, self._queue) for name in names if (kind, name) not in self._feeds
+        }
         await _open_all(list(fresh.values()))
         for name in names:
             if name in fresh:
@@ -108,7 +110,7 @@ class PubSubConnection:
         for feed in fresh.values():
             feed.begin()
 
-    async def unsubscribe(self, kind: Kind, names: Iterable[bytes]) -> list[Name]:
+    async def unsubscribe(self, kind: FeedKind, names: Iterable[bytes]) -> list[Name]:
         """Unsubscribes from names, or from all of the kind; returns their names as messages have them. What arrived is
         read before the message about the end."""
         names = list(names) or [name for feed_kind, name in self._feeds if feed_kind is kind]
@@ -130,11 +132,11 @@ class PubSubConnection:
             await self.bus.ask_servers("PING")
         self._queue.put([self._encoder.decode(b"pong"), self._encoder.decode(data)])
 
-    def _put_reply(self, command: str, kind: Kind, name: bytes | None, count: int) -> None:
+    def _put_reply(self, command: str, kind: FeedKind, name: bytes | None, count: int) -> None:
         channel = None if name is None else self._encoder.decode(name)
         self._queue.put([self._encoder.decode(f"{kind}{command}".encode()), channel, count])
 
-    def _count(self, kind: Kind) -> int:
+    def _count(self, kind: FeedKind) -> int:
         return sum(_counted_together(other, kind) for other, _ in self._feeds)
 
     # Reading
@@ -158,12 +160,12 @@ class PubSubConnection:
         self._queue.end()
 
 
-def _counted_together(one: Kind, other: Kind) -> bool:
+def _counted_together(one: FeedKind, other: FeedKind) -> bool:
     """Whether a server counts two kinds together: it has one count for channels and patterns, one for sharded ones."""
-    return (one is Kind.SHARD) == (other is Kind.SHARD)
+    return (one is FeedKind.SHARD) == (other is FeedKind.SHARD)
 
 
-async def _open_all(feeds: list[Feed]) -> None:
+async def _open_all(feeds: list[RedisFeed]) -> None:
     """Subscribes to all, or to none if one fails."""
     try:
         results = await asyncio.gather(*(feed.open() for feed in feeds), return_exceptions=True)

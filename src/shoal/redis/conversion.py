@@ -37,7 +37,7 @@ if not TYPE_CHECKING:
 
 
 class MessagesLostError(exceptions.ConnectionError):
-    """Messages are missing; `gap` says which. The subscription goes on: read again for the messages after the gap.
+    """Messages are missing; `gap` says which. The subscription continues: read again for the messages after the gap.
 
     It is a ConnectionError because code written for redis-py treats that as "messages may be missing".
     """

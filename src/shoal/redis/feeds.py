@@ -20,7 +20,7 @@ from shoal.redis.conversion import Response, translated
 from shoal.wire.envelope import check_channel_name, check_pattern
 
 
-class Kind(StrEnum):
+class FeedKind(StrEnum):
     """A kind of subscription. The value is the prefix of its message types, for example "p" of "pmessage"."""
 
     CHANNEL = ""
@@ -28,14 +28,14 @@ class Kind(StrEnum):
     SHARD = "s"
 
 
-class Feed:
+class RedisFeed:
     """One subscription of a PubSub."""
 
-    def __init__(self, bus: Bus, name: bytes, kind: Kind, queue: ReadQueue) -> None:
+    def __init__(self, bus: Bus, name: bytes, kind: FeedKind, queue: ReadQueue) -> None:
         self.name = name
         self.kind = kind
         self._queue = queue
-        is_pattern = kind is Kind.PATTERN
+        is_pattern = kind is FeedKind.PATTERN
         with translated():
             checked = (check_pattern if is_pattern else check_channel_name)(name, bus.limits)
         self._subscription = Subscription(bus, checked, is_pattern, listener=self)
@@ -66,7 +66,7 @@ class Feed:
         return self._subscription.settled
 
     def check_reachable(self, seconds: float) -> None:
-        """Raises a ConnectionError if none of its servers could be used for so long."""
+        """Raises a ConnectionError if none of its servers could be used for this long."""
         error = self._subscription.cut_off(seconds)
         if error is not None:
             with translated():
@@ -100,8 +100,8 @@ class Feed:
         self._queue.end()
 
 
-FeedItem: TypeAlias = tuple[Kind, Item]
-Entry: TypeAlias = Feed | FeedItem | Response
+FeedItem: TypeAlias = tuple[FeedKind, Item]
+Entry: TypeAlias = RedisFeed | FeedItem | Response
 
 
 class ReadQueue:
@@ -133,7 +133,7 @@ class ReadQueue:
         """Wakes the reader without an entry, so that it checks its connection."""
         self._wake()
 
-    def remove(self, feed: Feed) -> None:
+    def remove(self, feed: RedisFeed) -> None:
         """Removes a feed."""
         self._entries = deque(entry for entry in self._entries if entry is not feed)
 
@@ -153,7 +153,7 @@ class ReadQueue:
                 raise exceptions.ConnectionError("the connection was closed")
             return None
         entry = self._entries.popleft()
-        return entry.take() if isinstance(entry, Feed) else entry
+        return entry.take() if isinstance(entry, RedisFeed) else entry
 
     async def _wait(self, timeout_s: float | None) -> None:
         if timeout_s is not None and timeout_s <= 0:

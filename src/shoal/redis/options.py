@@ -99,7 +99,7 @@ def check_keywords(keywords: Mapping[str, Any]) -> None:
 
 
 def without_retries(keywords: Mapping[str, Any]) -> bool:
-    """Whether redis-py's keywords ask for no retries, so that a reader is told of each broken connection."""
+    """Whether redis-py's keywords ask for no retries, so that a reader gets an error for each broken connection."""
     if "retry" not in keywords:
         return False
     retry = keywords["retry"]

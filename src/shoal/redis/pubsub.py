@@ -32,13 +32,13 @@ from shoal.redis.conversion import (
     parse_subscriptions,
 )
 from shoal.redis.deadlines import Deadline
-from shoal.redis.feeds import FeedItem, Kind
+from shoal.redis.feeds import FeedItem, FeedKind
 from shoal.redis.missing_names import missing
 
 _log: Final = get_log(__name__)
 
-_UNSUBSCRIBED: Final = {f"{kind}unsubscribe": kind for kind in Kind}
-_PUBLISHED: Final = {f"{kind}message": kind for kind in Kind}
+_UNSUBSCRIBED: Final = {f"{kind}unsubscribe": kind for kind in FeedKind}
+_PUBLISHED: Final = {f"{kind}message": kind for kind in FeedKind}
 _MESSAGE_TYPES: Final = {kind: name.encode() for name, kind in _PUBLISHED.items()}
 
 
@@ -90,17 +90,19 @@ class PubSub:
         self.pending_unsubscribe_patterns: set[Name] = set()
         self.pending_unsubscribe_shard_channels: set[Name] = set()
 
-    def _handlers(self, kind: Kind) -> dict[Name, Handler | None]:
+    def _handlers(self, kind: FeedKind) -> dict[Name, Handler | None]:
         """The names of a kind and their handlers."""
-        if kind is Kind.CHANNEL:
+        if kind is FeedKind.CHANNEL:
             return self.channels
-        return self.patterns if kind is Kind.PATTERN else self.shard_channels
+        return self.patterns if kind is FeedKind.PATTERN else self.shard_channels
 
-    def _ending(self, kind: Kind) -> set[Name]:
+    def _ending(self, kind: FeedKind) -> set[Name]:
         """The names of a kind whose unsubscribe message was not read yet."""
-        if kind is Kind.CHANNEL:
+        if kind is FeedKind.CHANNEL:
             return self.pending_unsubscribe_channels
-        return self.pending_unsubscribe_patterns if kind is Kind.PATTERN else self.pending_unsubscribe_shard_channels
+        return (
+            self.pending_unsubscribe_patterns if kind is FeedKind.PATTERN else self.pending_unsubscribe_shard_channels
+        )
 
     # Opening and closing
 
@@ -137,9 +139,9 @@ class PubSub:
     async def on_connect(self, connection: PubSubConnection) -> None:
         """Subscribes to all names again, on a new connection."""
         for kind, subscribe in (
-            (Kind.CHANNEL, self.subscribe),
-            (Kind.PATTERN, self.psubscribe),
-            (Kind.SHARD, self.ssubscribe),
+            (FeedKind.CHANNEL, self.subscribe),
+            (FeedKind.PATTERN, self.psubscribe),
+            (FeedKind.SHARD, self.ssubscribe),
         ):
             self._ending(kind).clear()
             names = self._handlers(kind)
@@ -179,17 +181,17 @@ class PubSub:
 
     async def subscribe(self, *args: Any, **handlers: Handler) -> None:
         """Subscribes to channels: names, or names with handlers as keywords or `Subscription`s."""
-        await self._subscribe(Kind.CHANNEL, parse_subscriptions(args, handlers))
+        await self._subscribe(FeedKind.CHANNEL, parse_subscriptions(args, handlers))
 
     async def psubscribe(self, *args: Any, **handlers: Handler) -> None:
         """Subscribes to patterns, see `subscribe`."""
-        await self._subscribe(Kind.PATTERN, parse_subscriptions(args, handlers))
+        await self._subscribe(FeedKind.PATTERN, parse_subscriptions(args, handlers))
 
     async def ssubscribe(self, *args: Any, target_node: Any = None, **handlers: Handler) -> None:
         """Subscribes to channels, whose messages have the type "smessage". Every channel of a cluster is sharded."""
-        await self._subscribe(Kind.SHARD, parse_subscriptions(args, handlers))
+        await self._subscribe(FeedKind.SHARD, parse_subscriptions(args, handlers))
 
-    async def _subscribe(self, kind: Kind, wanted: Mapping[Any, Handler | None]) -> None:
+    async def _subscribe(self, kind: FeedKind, wanted: Mapping[Any, Handler | None]) -> None:
         raw = {self.encoder.encode(name): handler for name, handler in wanted.items()}
         if not raw:
             raise exceptions.ResponseError("wrong number of arguments: name at least one channel or pattern")
@@ -216,17 +218,17 @@ class PubSub:
 
     async def unsubscribe(self, *args: Any) -> None:
         """Unsubscribes from channels; from all of them without arguments."""
-        await self._unsubscribe(Kind.CHANNEL, args)
+        await self._unsubscribe(FeedKind.CHANNEL, args)
 
     async def punsubscribe(self, *args: Any) -> None:
         """Unsubscribes from patterns; from all of them without arguments."""
-        await self._unsubscribe(Kind.PATTERN, args)
+        await self._unsubscribe(FeedKind.PATTERN, args)
 
     async def sunsubscribe(self, *args: Any, target_node: Any = None) -> None:
         """Ends subscriptions of `ssubscribe`; all of them without arguments."""
-        await self._unsubscribe(Kind.SHARD, args)
+        await self._unsubscribe(FeedKind.SHARD, args)
 
-    async def _unsubscribe(self, kind: Kind, args: tuple[Any, ...]) -> None:
+    async def _unsubscribe(self, kind: FeedKind, args: tuple[Any, ...]) -> None:
         connection = await self._connected()
         with Deadline(connection.answer, "the subscription has not ended"):
             async with self._lock:
@@ -263,7 +265,7 @@ class PubSub:
     def _response(self, entry: FeedItem | Response | None) -> Response | None:
         return self._convert(*entry) if isinstance(entry, tuple) else entry
 
-    def _convert(self, kind: Kind, item: Item) -> Response | None:
+    def _convert(self, kind: FeedKind, item: Item) -> Response | None:
         encoder = self.encoder
         pattern = None if item.pattern is None else encoder.name(item.pattern)
         channel = encoder.name(item.channel)
@@ -275,7 +277,7 @@ class PubSub:
         if isinstance(item, Retraction):
             _log.warning("message was false", channel=item.channel, publisher=item.publisher, sequence=item.sequence)
             return [encoder.decode(b"retraction"), pattern, channel, item] if self.gap_messages else None
-        names = [channel] if kind is not Kind.PATTERN else [pattern, channel]
+        names = [channel] if kind is not FeedKind.PATTERN else [pattern, channel]
         return [encoder.decode(_MESSAGE_TYPES[kind]), *names, encoder.decode(item.payload)]
 
     async def handle_message(

@@ -91,7 +91,7 @@ class QueuesBus:
 
 
 class _MemoryQueue(Queue):
-    """A queue of a test. `known` has the settings of all queues that there are."""
+    """A queue of a test. `known` has the settings of all existing queues."""
 
     def __init__(
         self, name: str, context: QueueContext, sibling: Callable[[str], Queue], known: dict[str, QueueSettings]
@@ -100,7 +100,7 @@ class _MemoryQueue(Queue):
         self._known = known
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
-        """As on a cluster: the settings of a queue that there is stay as they are."""
+        """As on a cluster, an existing queue keeps its settings."""
         chosen = settings or QueueSettings()
         chosen.validate()
         made = self._known.setdefault(self.name, chosen) is chosen

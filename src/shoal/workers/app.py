@@ -30,7 +30,7 @@ from shoal.workers.retry import DEFAULT_BACKOFF, Backoff
 from shoal.workers.worker import Handler, Middleware, Worker, WorkerRun, WorkerStatistics, check_middleware
 
 GRACE_S: Final = 30.0
-"""How long running handlers may go on after a stop."""
+"""How long running handlers may continue after a stop."""
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 _log: Final = get_log(__name__)
@@ -39,7 +39,7 @@ DecoratedMiddleware = TypeVar("DecoratedMiddleware", bound=Middleware)
 
 
 class QueueSource(Protocol):
-    """What has queues: a bus, or one of `shoal.testing`."""
+    """Anything with queues: a bus, or one of `shoal.testing`."""
 
     def queue(self, name: str) -> Queue:
         """Return the queue of this name."""
@@ -88,7 +88,7 @@ class App:
         The job is done when the handler returns. If it raises, the job fails and comes again after a pause (`retry`);
         after the queue's `attempts_max` attempts it is a dead letter. `shoal.Dead` and `shoal.Retry` decide otherwise.
         An async handler is cancelled after `timeout` seconds, and its job fails; a plain function runs in a thread,
-        which cannot be cancelled: its job goes on until it returns. `prefetch` jobs are fetched ahead.
+        which cannot be cancelled: its job continues until it returns. `prefetch` jobs are fetched ahead.
         """
         check_queue_name(queue)
         if queue in self.workers:
@@ -161,7 +161,7 @@ class App:
     ) -> dict[str, WorkerStatistics]:
         """Run the workers until `stop()`, SIGTERM or SIGINT; return how their jobs ended, by queue.
 
-        Then take no more jobs, give back those that were not started, and let running handlers go on for `grace`
+        Then take no more jobs, give back those that were not started, and let running handlers continue for `grace`
         seconds; cancel them after that, or at a second signal, and give back their jobs. `queues` chooses workers,
         `concurrency` replaces theirs, and `middleware` goes around everything else, also around timeouts. Raises
         ShoalError if there is no cluster, or if a store refuses.

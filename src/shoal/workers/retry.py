@@ -1,4 +1,4 @@
-"""What a handler raises to say how its job goes on, and the pauses between attempts.
+"""What a handler raises to say how its job continues, and the pauses between attempts.
 
 Owns `Backoff`, `Retry` and `Dead`. Reads no clock and draws no random numbers: the jitter follows from the message and
 the attempt, so tests always see the same pauses.

@@ -138,7 +138,7 @@ def check_middleware(middleware: Middleware) -> None:
 
 
 class WorkerRun:
-    """A worker at work on a queue, until it is stopped. `around` is middleware outside of the timeout."""
+    """A running worker of a queue, until it is stopped. `around` is middleware outside of the timeout."""
 
     def __init__(
         self, worker: Worker, queue: Queue, middleware: Sequence[Middleware] = (), around: Sequence[Middleware] = ()
@@ -354,7 +354,7 @@ class WorkerRun:
             self._log.warning("job failed", **facts, retry_in_s=round(pause_s, 3))
 
     def _lost(self, core: JobCore) -> None:
-        """The lease of a job has ended: its handler must not go on."""
+        """The lease of a job has ended: its handler must not continue."""
         task = self._handlers.get(core)
         if task is not None:
             self._log.warning("lease lost, handler cancelled")

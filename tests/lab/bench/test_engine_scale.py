@@ -13,7 +13,7 @@ from shoal.filters import parse
 from shoal.lab.air_quality import AirQuality
 from shoal.lab.bench.engine_scale import operator_cpu
 from shoal.lab.bench.engine_scale.figures import result
-from shoal.lab.bench.engine_scale.load import AIR, HARD, NAMES, EngineLoad, air_filter, make_load
+from shoal.lab.bench.engine_scale.load import AIR, HARD, NAMES, EngineWorkload, air_filter, make_load
 from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
 from shoal.lab.bench.engine_scale.projection import (
     EXITS,
@@ -81,7 +81,7 @@ def test_filters_of_the_city_are_those_of_their_texts() -> None:
 def test_a_load_says_what_its_events_match(name: str, tmp_path: Path) -> None:
     load = make_load(name, (100, 300), tmp_path)
     for size in (100, 300):
-        events = EngineLoad(tmp_path).events(size)
+        events = EngineWorkload(tmp_path).events(size)
         filters = load.some_filters(range(size))
         for at, (event, clients) in enumerate(events.decoded(0, 10)):
             matching = [number for number, each in enumerate(filters) if each.matches(event)]

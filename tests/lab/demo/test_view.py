@@ -12,7 +12,7 @@ from shoal.cluster.child import ChildStatus
 from shoal.cluster.server_meter import ServerSecond
 from shoal.cluster.status import ClusterStatus, ServerStatus
 from shoal.lab.demo.delivery_audit import Tally
-from shoal.lab.demo.frames import REPORT_S_MAX, DemoFrame, DemoSecond, Sampler, ServerRow, percentile, server_rows
+from shoal.lab.demo.frames import REPORT_S_MAX, DemoFrame, DemoSecond, Sampler, ServerFrame, percentile, server_rows
 from shoal.lab.demo.run import Summary
 from shoal.lab.demo.server_events import DemoEvent
 from shoal.lab.demo.view import BAR, LiveView, load_bar, sparkline, summary_table, text_lines
@@ -39,7 +39,7 @@ def a_frame(seconds: int = 60, lost: int = 0) -> DemoFrame:
         replicated=1,
         servers_added=4,
         servers_removed=0,
-        servers=[ServerRow(f"s{n}", "running", True, "drained", 0, load(f"s{n}", n / 6)) for n in range(1, 7)],
+        servers=[ServerFrame(f"s{n}", "running", True, "drained", 0, load(f"s{n}", n / 6)) for n in range(1, 7)],
         events=[DemoEvent(float(n), "bad", f"event {n}") for n in range(40)],
     )
 
@@ -75,7 +75,7 @@ def test_the_live_view_fits(width: int, height: int) -> None:
 def test_the_loads_above_the_servers_are_those_of_the_servers() -> None:
     """The history ends up to a second earlier: "busiest 91 %" stood above "s1 137 %"."""
     frame = a_frame()
-    frame = replace(frame, proposals=1, servers=[ServerRow("s1", "running", True, "in", 0, load("s1", 1.37))])
+    frame = replace(frame, proposals=1, servers=[ServerFrame("s1", "running", True, "in", 0, load("s1", 1.37))])
     text = printed(LiveView(frame))
     assert "1 server, 4 added, 0 removed; load average 137 %, busiest 137 %" in text
     assert "91 %" not in text

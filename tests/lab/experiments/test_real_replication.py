@@ -16,8 +16,8 @@ from shoal.lab.experiments.real.observation import mean_load_ratio
 from shoal.lab.experiments.real.replication import (
     SETUP_A,
     SETUP_B,
-    Point,
     ReplicationSetup,
+    SizePoint,
     measure_sizes,
     median_point,
     supported,
@@ -27,8 +27,8 @@ NARROW = LinkLimit(bytes_per_s=30e3, wire_share=1.36)
 WIDE = LinkLimit(bytes_per_s=4e6, wire_share=1.36)
 
 
-def point(size: int, response_ms: float, undelivered: int = 0, load_ratio: float = 0.5) -> Point:
-    return Point(size, response_ms, 1.0, 2.0, 100, undelivered, load_ratio, 0.5, 0.1, 0.2)
+def point(size: int, response_ms: float, undelivered: int = 0, load_ratio: float = 0.5) -> SizePoint:
+    return SizePoint(size, response_ms, 1.0, 2.0, 100, undelivered, load_ratio, 0.5, 0.1, 0.2)
 
 
 def test_all_experiments_of_the_paper_run_on_real_servers() -> None:
@@ -75,7 +75,7 @@ def test_an_experiment_on_wide_links_delivers_everything(
     monkeypatch.setattr(replication, "LATE_S", 20.0)
     small = replace(found, sizes={2: (5,)}, link=WIDE)
 
-    async def work(network: ExperimentNetwork) -> list[Point]:
+    async def work(network: ExperimentNetwork) -> list[SizePoint]:
         return await measure_sizes(small, 2, network, distance_model(), ExperimentOptions())
 
     (point,) = run_on_network(WIDE.limit if found is SETUP_A else None, work)
@@ -98,7 +98,7 @@ if may_limit():  # as root, with ip, tc and nsenter
         monkeypatch.setattr(replication, "LATE_S", 20.0)
         narrow = replace(SETUP_A, sizes={1: (20,)}, link=NARROW)
 
-        async def work(network: ExperimentNetwork) -> list[Point]:
+        async def work(network: ExperimentNetwork) -> list[SizePoint]:
             return await measure_sizes(narrow, 1, network, distance_model(), ExperimentOptions())
 
         (many,) = run_on_network(NARROW.limit, work)

@@ -6,14 +6,14 @@ import pytest
 
 from shoal.lab.soak.engine_orders import ASKED, DELIVERED, IN_FORCE, Line
 from shoal.lab.soak.engine_round import EngineOutcome, EngineSoakOptions
-from shoal.lab.soak.engine_scaling import Change, Measured, evaluate, result
+from shoal.lab.soak.engine_scaling import ScaleChange, ScaleMeasures, evaluate, result
 from shoal.limits import DEFAULT_LIMITS
 
 OPTIONS = EngineSoakOptions(filters=100, rate=100, seconds=1.0, seed=1, limits=DEFAULT_LIMITS, kill=False)
-CHANGES = [Change(1.0, 3.0, 3, True), Change(5.0, 5.5, 1, False), Change(8.0, 8.4, 3, False)]
+CHANGES = [ScaleChange(1.0, 3.0, 3, True), ScaleChange(5.0, 5.5, 1, False), ScaleChange(8.0, 8.4, 3, False)]
 
 
-def measured(extra: list[Line] | None = None) -> Measured:
+def measured(extra: list[Line] | None = None) -> ScaleMeasures:
     """A delivery every 10 ms to two readers; one of them gets nothing from 5.1 to 5.3."""
     lines = [Line(DELIVERED, at / 100, "r1", "e", at, (1,)) for at in range(1000)]
     lines += [Line(DELIVERED, at / 100, "r2", "e", at, (1,)) for at in range(1000) if not 510 < at < 530]

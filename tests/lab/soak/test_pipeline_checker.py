@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from shoal.history.table import SCHEMA
-from shoal.lab.soak.pipeline_checker import LOST_RECORD, Confirmed, PipelineReport, ServerKill, check
+from shoal.lab.soak.pipeline_checker import LOST_RECORD, ConfirmedMessages, PipelineReport, ServerKill, check
 
 SECOND = 1_000_000
-CONFIRMED = {("a", number): Confirmed(number * SECOND, number * SECOND + 1000) for number in range(1, 11)}
+CONFIRMED = {("a", number): ConfirmedMessages(number * SECOND, number * SECOND + 1000) for number in range(1, 11)}
 KILL = ServerKill("s1", 8 * SECOND + 500_000, 8 * SECOND + 600_000)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.lab.soak.queue_checker import QueueReport, judge
+from shoal.lab.soak.queue_checker import QueueFindings, judge
 from shoal.lab.soak.queue_orders import Event, EventLog, decode_payload, encode_payload, read_events
 
 FINE = """
@@ -20,7 +20,7 @@ confirmed a p 1 2 2.5
 """
 
 
-def verdict(text: str, **kills: float) -> QueueReport:
+def verdict(text: str, **kills: float) -> QueueFindings:
     events = []
     for line in text.split("\n"):
         if words := line.split():

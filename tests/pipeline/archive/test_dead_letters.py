@@ -20,7 +20,7 @@ from shoal.history.server_reader import Login
 from shoal.pipeline.archive import dead_letters
 from shoal.pipeline.archive.dead_letters import DeadLetterArchive, DeadLettersAdded
 from shoal.pipeline.kept_windows import WindowKeeper
-from shoal.pipeline.source.cluster_address import ClusterAddress
+from shoal.pipeline.source.cluster_address import SourceAddress
 from shoal.pipeline.source.options import SourceOptions, read_options
 from shoal.plan.ring import ServerAddress
 
@@ -49,7 +49,7 @@ class Places:
 def options(stores: Sequence[RedisServer], *queues: str, pattern: str = "*") -> SourceOptions:
     listed = ",".join(f"q{number}={store.host}:{store.port}" for number, store in enumerate(stores, start=1))
     found = read_options({"servers": listed, "kind": "dead", "queue": pattern, "serverWait": "0"})
-    return replace(found, cluster=cast(ClusterAddress, Places(stores, queues)))
+    return replace(found, cluster=cast(SourceAddress, Places(stores, queues)))
 
 
 def archived(place: Path, asked: SourceOptions, batch_rows: int = 100) -> list[DeadLettersAdded]:

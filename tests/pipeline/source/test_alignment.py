@@ -14,7 +14,7 @@ from tests.support.records import Recording
 from tests.support.redis_server import RedisServer
 
 from shoal.errors import ConnectError
-from shoal.pipeline.source.cluster_address import ClusterAddress
+from shoal.pipeline.source.cluster_address import SourceAddress
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import ServerOffset, read_offset
 from shoal.pipeline.source.options import SourceOptions
@@ -218,7 +218,7 @@ def test_no_one_waits_for_a_server_that_has_left(
 ) -> None:
     write_record(one, b"slow", every(20))
     rings: list[Any] = [options(one, two).cluster.listed]
-    asked = replace(options(one, two, kind="channel"), cluster=cast(ClusterAddress, Rings(rings)))
+    asked = replace(options(one, two, kind="channel"), cluster=cast(SourceAddress, Rings(rings)))
     planner = OffsetPlanner(asked)
     first = planner.next(planner.first(), 100)
     Silence(monkeypatch, "s2", [False] * 1_000)

@@ -14,7 +14,7 @@ from tests.support.redis_server import RedisServer
 
 from shoal.errors import ConfigError
 from shoal.history.server_reader import Login
-from shoal.pipeline.source.cluster_address import ClusterAddress
+from shoal.pipeline.source.cluster_address import SourceAddress
 from shoal.pipeline.source.dead_letters import UNREADABLE
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.options import read_options
@@ -115,7 +115,7 @@ async def test_a_pattern_selects_among_the_queues_of_the_plan(store: RedisServer
             await client.create(name, shards=2)
             await bury(client, name, 2)
     options = read_options({"servers": listed(store), "kind": "dead", "queue": "many.*"})
-    options = replace(options, cluster=cast(ClusterAddress, Places(store, "many.a", "many.b", "few")))
+    options = replace(options, cluster=cast(SourceAddress, Places(store, "many.a", "many.b", "few")))
     planner = OffsetPlanner(options, complete=True)
     first = planner.first()
     rows = table_of(planner.parts(first, planner.next(first)), options.kind).to_pylist()

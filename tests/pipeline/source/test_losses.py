@@ -25,7 +25,7 @@ from tests.support.redis_server import RedisServer
 
 from shoal.errors import TrimmedError
 from shoal.history.server_reader import Login
-from shoal.pipeline.source.cluster_address import ClusterAddress
+from shoal.pipeline.source.cluster_address import SourceAddress
 from shoal.pipeline.source.offset_planner import OffsetPlanner
 from shoal.pipeline.source.offsets import read_offset, write_offset
 from shoal.pipeline.source.parts import read_part
@@ -277,7 +277,7 @@ def test_a_server_that_left_is_read_to_its_end_while_it_answers(one: RedisServer
     Stream(two).add(entry("s2", BASE_S + second) for second in range(10))
     asked = options(one, two)
     rings = [options(one, two).cluster.listed]
-    planning = OffsetPlanner(replace(asked, cluster=cast(ClusterAddress, Rings(rings))))
+    planning = OffsetPlanner(replace(asked, cluster=cast(SourceAddress, Rings(rings))))
     start = planning.next({}, 4)
     rings.append(options(one).cluster.listed)
     end = planning.next(start)
@@ -296,7 +296,7 @@ def test_a_server_that_died_and_left_is_reported_without_a_number_of_entries(
     with RedisServer() as two:
         Stream(two).add([entry("s2", BASE_S)])
         rings = [options(one, two).cluster.listed]
-        planning = OffsetPlanner(replace(options(one), cluster=cast(ClusterAddress, Rings(rings))))
+        planning = OffsetPlanner(replace(options(one), cluster=cast(SourceAddress, Rings(rings))))
         start = planning.next({})
     assert planning.next(start) == start
     rings.append(options(one).cluster.listed)

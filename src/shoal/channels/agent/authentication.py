@@ -26,7 +26,7 @@ CLIENTS_HEARD_MAX: Final = 65_536
 keys are derived again, and its last message could be repeated by others until it sends the next one."""
 
 
-class Verdict(enum.Enum):
+class MessageVerdict(enum.Enum):
     """What becomes of a message."""
 
     TAKEN = "taken"
@@ -48,7 +48,7 @@ class _Client:
         self.number = 0
 
 
-class Authentication:
+class AgentAuthentication:
     """The keys of one agent. `secrets` are those of the cluster by generation, the newest last."""
 
     def __init__(self, server: str, client: int, rules: Rules) -> None:
@@ -91,31 +91,31 @@ class Authentication:
 
     # From clients
 
-    def judge(self, head: control.Head, data: bytes) -> Verdict:
+    def judge(self, head: control.Head, data: bytes) -> MessageVerdict:
         """Decides about a message on the agents' channel, not an Enrol, whose head is of this version."""
         if not self.active:
-            return Verdict.TAKEN if head.scheme == control.NO_SCHEME else Verdict.OTHER_SCHEME
+            return MessageVerdict.TAKEN if head.scheme == control.NO_SCHEME else MessageVerdict.OTHER_SCHEME
         if CLIENT_TAGS in self._rules:
             if head.scheme != control.CLIENT_SCHEME:
-                return Verdict.OTHER_SCHEME
+                return MessageVerdict.OTHER_SCHEME
             secret = self.accepted(head.generation)
             if secret is None:
-                return Verdict.OTHER_GENERATION
+                return MessageVerdict.OTHER_GENERATION
             known = client = self._clients.get(head.client)
             if client is None or client.key.generation != head.generation:
                 client = _Client(secret.client(head.client), self._server)
                 client.number = known.number if known is not None else 0
             if not control.is_tagged(data, client.to_agent):
-                return Verdict.FORGED
+                return MessageVerdict.FORGED
         else:
             secret = self.secret
             assert secret is not None
             client = self._clients.get(head.client) or _Client(secret.client(head.client), self._server)
         if head.number <= client.number:
-            return Verdict.OLD
+            return MessageVerdict.OLD
         client.number = max(client.number, head.number)
         self._remember(head.client, client)
-        return Verdict.TAKEN
+        return MessageVerdict.TAKEN
 
     def _remember(self, number: int, client: _Client) -> None:
         """Keeps a client as the one that was heard last."""

@@ -23,7 +23,7 @@ from random import Random
 from typing import Any, Final
 
 from shoal.channels import states
-from shoal.channels.agent.authentication import Authentication, Verdict
+from shoal.channels.agent.authentication import AgentAuthentication, MessageVerdict
 from shoal.channels.agent.control_queue import ControlQueue
 from shoal.channels.agent.deferred_hellos import DeferredHellos
 from shoal.channels.agent.dispatcher import Dispatcher
@@ -32,7 +32,7 @@ from shoal.channels.agent.lease import AgentLease
 from shoal.channels.agent.meter import GREET_UNITS, ITEMS_PER_UNIT, STEPS_PER_UNIT, STREAMS_PER_UNIT, ControlMeter
 from shoal.channels.agent.queue_requests import QueueRequests
 from shoal.channels.agent.register import Register
-from shoal.channels.agent.resync import Resync
+from shoal.channels.agent.resync import ResyncCount
 from shoal.channels.agent.stream_memory import StreamMemory
 from shoal.channels.agent.untold_messages import UntoldMessages
 from shoal.channels.agent_host import AgentCounters, ReplyHandler
@@ -129,7 +129,7 @@ class AgentCore:
         self.scanner = scanner
         self.book = book
         self.limits = limits
-        self.authentication = Authentication(server, self.client, rules)
+        self.authentication = AgentAuthentication(server, self.client, rules)
         self.register = Register(limits)
         self.lease = AgentLease(server, limits)
         self.counters = AgentCounters()
@@ -140,7 +140,7 @@ class AgentCore:
         self.timers = Timers()
         self._inflight: deque[ReplyHandler | None] = deque()
         self._memory = StreamMemory(scanner, limits.publisher_idle_s, rules)
-        self._resync = Resync(rules)
+        self._resync = ResyncCount(rules)
         self._resyncs_unfinished = 0
         self.knows_publishers = False
         """Whether all clients of the server have told their streams. From then on this process knows every publisher: a
@@ -205,7 +205,7 @@ class AgentCore:
             self.tell_client(client, refused, number)
 
     def opened(self, run_id: str, now: float) -> None:
-        """There is a new connection to the server. The agent has not heard what happened since the last one."""
+        """There is a new connection to the server. The agent has heard nothing since the last one."""
         self._now = now
         self.outbox.clear()
         self._inflight.clear()
@@ -221,8 +221,8 @@ class AgentCore:
         self.timers.set("heartbeat", now)
 
     def _begin_incarnation(self, run_id: str, now: float) -> None:
-        """An incarnation is a time in which this agent has heard everything on this server without a break. The streams
-        of the one before are kept apart until they are heard in this one."""
+        """Starts an incarnation: a period during which this agent has heard everything on its server without a break.
+        The streams of the previous one are kept apart until they are heard in this one."""
         self._memory.begin_incarnation(self.incarnation, now, self.knows_publishers)
         self._incarnations += 1
         name = f"{run_id} {self.instance} {self._incarnations}"
@@ -251,11 +251,11 @@ class AgentCore:
 
     def work(self, now: float, behind: bool = False) -> bool:
         """Scans received bytes, and handles as many control messages as fit one turn: timers and other connections must
-        not wait behind what clients send. The others are queued, so that the agent does not fall behind its server and
-        hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether all are
-        handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
+        not wait behind the messages of clients. The others are queued, so that the agent does not fall behind its
+        server and hears its own heartbeats in time; while it is `behind`, few are handled in a turn. Returns whether
+        all are handled; if not, call it again. ProtocolError if the bytes are not RESP: the connection must be dropped.
 
-        A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
+                A Hello that is answered later has a later baseline. That is safe: `subscribe` has not returned yet.
         """
         self._now = now
         self._meter.begin_turn(now)
@@ -320,9 +320,9 @@ class AgentCore:
             self._published(push[2], push[3], standing, now)
 
     def _published(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
-        """A message on a watched channel. What may be a copy is not recorded and not forwarded. Forwarded messages of a
-        publisher that is not on this server are left to the record of the server where it is. Before there is a ring,
-        nothing can be checked: publishers tell what they published when the agent has one."""
+        """A message on a watched channel. A message that may be a copy is not recorded and not forwarded. Forwarded
+        messages of a publisher that is not on this server are left to the record of the server where it is. Before
+        there is a ring, nothing can be checked: publishers announce their positions once the agent has one."""
         if self.book.ring is None:
             return
         if standing == UNTOLD:
@@ -335,8 +335,8 @@ class AgentCore:
         self.dispatcher.heard(channel, blob, standing, now)
 
     def _told(self, channel: bytes, stream: int, last: int) -> None:
-        """A publisher has told how far its stream has come: what waited for that is taken, and what was dropped is
-        asked for."""
+        """A publisher has announced its position: messages that waited for it are taken, and dropped ones are
+        requested."""
         for blob, standing in self._untold.take(channel, stream, last):
             self._published(channel, blob, standing, self._now)
         dropped = self._untold.take_dropped(channel, stream)
@@ -369,7 +369,7 @@ class AgentCore:
             self._unreadable(data, head, now)
         elif control.is_kind(head, control.Enrol, control.Renew):
             self._told_to_enrol(head, data, now)
-        elif (verdict := self.authentication.judge(head, data)) is not Verdict.TAKEN:
+        elif (verdict := self.authentication.judge(head, data)) is not MessageVerdict.TAKEN:
             self._meter.rejected()
             self._reject(verdict, head, now)
         else:
@@ -377,7 +377,7 @@ class AgentCore:
             self._obey_or_queue(head.client, head, data, now)
 
     def _told_to_enrol(self, head: control.Head, data: bytes, now: float) -> None:
-        """A new client has no id yet, so all of them have one quota and one place in the queue."""
+        """New clients have no id yet, so all of them share one quota and one place in the queue."""
         if not self.authentication.active or head.scheme != control.ENROL_SCHEME:
             self.counters.garbage += 1
         elif self._enrolments.take(1, now):
@@ -406,7 +406,7 @@ class AgentCore:
             self._obey(head, data, now)
 
     def _drop(self, head: control.Head) -> None:
-        """There is no room for a message, or its client asks for more than it may: the client will be told to wait."""
+        """There is no room for a message, or its client is over its quota: the client will be told to wait."""
         self.counters.over_quota += 1
         self._meter.refuse(head.client, head.number)
 
@@ -470,7 +470,7 @@ class AgentCore:
         return f"{self.instance:016x}-{self._requested}"
 
     def _owns(self, client: int, stream: int) -> bool:
-        """Whether a client may say something about a stream."""
+        """Whether a client may make claims about a stream."""
         owns = client_of(stream) == client or OWNERS not in self._rules
         self.counters.claims_refused += not owns
         return owns
@@ -488,19 +488,19 @@ class AgentCore:
         else:
             self.counters.garbage += 1
 
-    def _reject(self, verdict: Verdict, head: control.Head, now: float) -> None:
+    def _reject(self, verdict: MessageVerdict, head: control.Head, now: float) -> None:
         if self.book.ring is None:
             return  # the scheme of the cluster is not known yet; the client asks again
-        if verdict is Verdict.OTHER_SCHEME:
+        if verdict is MessageVerdict.OTHER_SCHEME:
             self.counters.unauthentic += 1
             text = "this cluster authenticates messages, and this client does not"
             if not self.authentication.active:
                 text = "this cluster does not authenticate messages, and this client does"
             self._refuse(head, control.REFUSED_SCHEME, text, now)
-        elif verdict is Verdict.OTHER_GENERATION:
+        elif verdict is MessageVerdict.OTHER_GENERATION:
             self.counters.unauthentic += 1
             self._refuse(head, control.REFUSED_IDENTITY, "the key of this client has expired", now)
-        elif verdict is Verdict.OLD:
+        elif verdict is MessageVerdict.OLD:
             self.counters.outdated += 1
         else:
             self.counters.unauthentic += 1
@@ -570,7 +570,7 @@ class AgentCore:
             self._speak_again()
 
     def _speak_again(self) -> None:
-        """The agent has what it needs to be believed: clients may have dropped what it sent before."""
+        """The agent can authenticate its messages now: clients may have dropped earlier ones."""
         if self.authentication.ready and self.state is not states.AgentState.AWAY:
             self._start_resync(self._now)
             self._heartbeat_due = self._now
@@ -655,7 +655,7 @@ class AgentCore:
         return Refuted(messages, found.overflow)
 
     def _remember_refuted(self, found: Refuted, now: float) -> None:
-        """False messages are named again for a while; of too many, the newest."""
+        """Remembers false messages, to name them again for a while; if there are too many, only the newest."""
         known = self._refuted
         for channel, listed in found.messages.items():
             known |= {(channel, *named): now + REFUTE_REPEAT_S for named in listed}
@@ -842,8 +842,8 @@ class AgentCore:
     # The plan
 
     def ring(self, data: bytes) -> None:
-        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that come by
-        a later ring than the first are answered by this process."""
+        """A ring from the coordinator. Hellos that came before the first ring are answered now. Publishers that arrive
+        under a later ring than the first are answered by this process."""
         first = self.book.ring is None
         try:
             news = self.book.accept_ring(data)

@@ -68,7 +68,7 @@ class Dispatcher:
 
     @property
     def wants_all_present(self) -> bool:
-        """Whether something waits for clients that have not answered the resync."""
+        """Whether anything waits for clients that have not answered the resync."""
         return self._handovers.waiting
 
     def targets(self, channel: bytes) -> ForwardTargets | None:
@@ -135,7 +135,7 @@ class Dispatcher:
 
     def _announce_heard(self, channel: bytes) -> None:
         """A placement has lost servers, or has some of them again. Until this agent heard of it, nothing was forwarded
-        there: beacons tell subscribers how far the streams of this server have come."""
+        there: beacons tell subscribers the last numbers of this server's streams."""
         targets = self.targets(channel)
         if targets is None or not targets.of_foreign:
             return
@@ -152,8 +152,8 @@ class Dispatcher:
     # Messages
 
     def heard(self, channel: bytes, blob: bytes, standing: int, now: float) -> None:
-        """A message on a channel that is watched, or new. What is forwarded gets a valid tag, so only messages of
-        `standing` FRESH are: a copy may have another payload."""
+        """A message on a channel that is watched, or new. Forwarding gives a message a valid tag, so only messages of
+        `standing` FRESH are forwarded: a copy may have another payload."""
         targets = self.targets(channel)
         if targets is None:
             return

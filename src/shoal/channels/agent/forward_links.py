@@ -39,7 +39,7 @@ class ForwardingCore(Protocol):
         """A connection is lost."""
 
     def forward_replied(self, server: str, count: int, now: float) -> None:
-        """A server has answered so many commands."""
+        """A server has answered `count` commands."""
 
 
 class _Replies:

@@ -25,7 +25,7 @@ COMMAND_BYTES: Final = 64
 """Memory of a queued command beside its channel and its payload."""
 
 
-class Mark(NamedTuple):
+class ForwardMark(NamedTuple):
     """A piece of the queue to one server: from one position up to another."""
 
     start: int
@@ -168,7 +168,7 @@ class Forwards:
         """The position of the next command to the server."""
         return self._queue(server).added
 
-    def arrived(self, server: str, mark: Mark) -> bool | None:
+    def arrived(self, server: str, mark: ForwardMark) -> bool | None:
         """Whether the server has replied to a piece of the queue; None if some of it was dropped."""
         queue = self._queues.get(server)
         if queue is None:

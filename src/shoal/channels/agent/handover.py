@@ -1,11 +1,11 @@
-"""Beacons by which an agent tells other servers how far its streams have come.
+"""Beacons that an agent publishes on other servers, with the last numbers of its streams.
 
 Owns two kinds of beacons that an agent publishes in place of the publishers:
 
-    handover       a channel leaves this server: the agents of the new servers learn how far its streams have come, so
+    handover       a channel leaves this server: the agents of the new servers learn the last number of each stream, so
                    that new subscribers there start at the right number. Done when the new servers have replied to it.
-    announcement   this agent was away for a while: subscribers elsewhere that should have got the messages published
-                   meanwhile see the hole, and ask the publisher.
+    announcement   this agent was away for a while: subscribers elsewhere that missed messages of that time see the
+                   hole, and ask the publisher.
 
 Neither says that anything is settled: an agent knows only its own server's part of a stream.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from shoal.channels.agent.forward_queues import Forwards, Mark
+from shoal.channels.agent.forward_queues import ForwardMark, Forwards
 from shoal.channels.agent.forward_targets import ForwardTargets
 from shoal.channels.agent.moving_channel import DispatchHost, MovingChannel
 from shoal.plan.entry import Entry, Phase
@@ -36,7 +36,7 @@ class Handovers:
         self._forwards = forwards
         self._send = send
         self._waiting: dict[bytes, None] = {}
-        self._under_way: dict[bytes, tuple[int, dict[str, Mark]]] = {}
+        self._under_way: dict[bytes, tuple[int, dict[str, ForwardMark]]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -88,7 +88,7 @@ class Handovers:
                 self._moving[channel].handed = version
                 self._host.counters.handovers += 1
 
-    def _arrived(self, server: str, mark: Mark) -> bool | None:
+    def _arrived(self, server: str, mark: ForwardMark) -> bool | None:
         return self._forwards.arrived(server, mark) if self._host.book.address(server) else True
 
     def _begin(self, channel: bytes) -> None:
@@ -101,7 +101,7 @@ class Handovers:
             blob = beacon(entry.placement.version, stream, last, 0, quiet_s)
             for server in aims:
                 self._send(server, channel, blob)
-        marks = {server: Mark(start, self._forwards.position(server)) for server, start in starts.items()}
+        marks = {server: ForwardMark(start, self._forwards.position(server)) for server, start in starts.items()}
         self._under_way[channel] = entry.placement.version, marks
 
 

@@ -21,7 +21,7 @@ was fresh when a ring without us was written ran out at least half a lease after
 was never granted anything does not count.
 
 An agent whose lease had lapsed grants nothing for a while after it has the lease again: the keeper may be about to take
-its server out of the ring. An agent that continued by the orphan rule until then goes on without a break, because the
+its server out of the ring. An agent that continued by the orphan rule until then continues without a break, because the
 keeper waits for a whole lease after such a time.
 """
 
@@ -54,7 +54,7 @@ class AgentLease:
             self._asked_at = now
 
     def answered(self) -> None:
-        """The coordinator has answered, yes or no; or it is not asked any more."""
+        """The coordinator has granted or refused the lease, or the request was given up."""
         self._asked_at = None
 
     def granted(self, sent_at: float, lapsed_at: int | None = None) -> None:

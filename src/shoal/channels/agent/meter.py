@@ -34,7 +34,7 @@ DEBT_SHARE: Final = 0.1
 """A debt of this part of `control_at_once_max` is small: a client that asks for as much as it may is served."""
 
 GREET_UNITS: Final = 9
-"""Added for a Greet: a client sends few, so many are a flood."""
+"""Extra cost of a Greet: clients send few of them, so a large number is a flood."""
 
 REJECTED_UNITS: Final = 0.25
 """What a message costs that is rejected by its tag."""
@@ -49,7 +49,7 @@ STEPS_PER_UNIT: Final = 20_000
 """Steps of matching a pattern that take as long as one Hello."""
 
 
-class Refusal(NamedTuple):
+class QuotaRefusal(NamedTuple):
     """A client whose message was dropped, the number of the message, and how long the client should wait."""
 
     client: int
@@ -74,7 +74,7 @@ class ControlMeter:
         self._readable = 0
 
     def begin_turn(self, now: float) -> None:
-        """Says to the scanner how much it may return in this turn."""
+        """Tells the scanner how much it may return in this turn."""
         passed_s = now - self._refilled_at
         if passed_s >= REFILL_S and passed_s * self._per_s >= 1:
             self._refilled_at = now
@@ -91,11 +91,11 @@ class ControlMeter:
         self._total.tokens -= self._readable - self._scanner.control_left
 
     def rejected(self) -> None:
-        """The message that the scanner has returned last was not taken, and costs less."""
+        """The last message that the scanner returned was rejected, and costs less."""
         self._total.tokens += 1 - REJECTED_UNITS
 
     def allows(self, client: int) -> bool:
-        """Whether messages of a client that were read may be handled: it has no large debt."""
+        """Whether queued messages of a client may be handled: it has no large debt."""
         return bool(self._rows["tokens"][self._scanner.meter_row(client)] >= -DEBT_SHARE * self._at_once)
 
     def charge(self, client: int, units: int) -> None:
@@ -107,12 +107,14 @@ class ControlMeter:
         row = self._scanner.meter_row(client)
         self._rows["client"][row], self._rows["number"][row] = client, number
 
-    def take_refusals(self) -> list[Refusal]:
+    def take_refusals(self) -> list[QuotaRefusal]:
         """The clients whose messages were dropped since the last call, each once. Call it once a second."""
         rows = self._rows["client"].nonzero()[0][:REFUSALS_MAX]
         found = self._rows[rows]
         self._rows["client"] = 0
         return [
-            Refusal(client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX))
+            QuotaRefusal(
+                client, number, min(max(RETRY_MS_MIN, math.ceil(1000 * (1 - tokens) / self._per_s)), RETRY_MS_MAX)
+            )
             for tokens, _, client, number in found.tolist()
         ]

@@ -4,7 +4,7 @@ Owns both decisions. A subscriber is behind if it has not acknowledged a revisio
 publisher if it publishes with another version than the current one.
 
 Notices are sent only when needed: to a subscriber with the first message on its channel after the entry came, to a
-publisher with its own next message. Only for an eager entry they are sent at once. A notice that is not acknowledged is
+publisher with its own next message. Those of an eager entry are sent immediately. A notice that is not acknowledged is
 sent again.
 """
 

@@ -370,7 +370,7 @@ class Agent:
             await asyncio.sleep(backoff.next_delay_s())
 
     async def _secret_known(self, core: AgentCore) -> None:
-        """Waits for the agents' secret, if messages are authenticated: what the core hears before, it cannot check."""
+        """Waits for the agents' secret, if messages are authenticated: the core cannot check earlier messages."""
         while not core.authentication.ready:
             self._secrets_changed.clear()
             await self._secrets_changed.wait()
@@ -486,7 +486,7 @@ def _load() -> None:
 
 
 async def _compile_loops(loaded: asyncio.Event) -> None:
-    """Has the loops compiled in another process if there was no machine code to load, and then uses that."""
+    """If there was no machine code to load, has the loops compiled in another process, and then uses the result."""
     await loaded.wait()
     from shoal.channels.telemetry import loop_image
 

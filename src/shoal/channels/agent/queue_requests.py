@@ -68,7 +68,6 @@ class QueueRequests:
         self._pending: dict[bytes, float] = {}
         """Names that were asked for and that the plan does not list yet, with the time until which they count."""
         self._unwritten: deque[CreateQueue] = deque()
-        self.passed_on = 0
         self.refused = 0
 
     def __bool__(self) -> bool:
@@ -126,7 +125,6 @@ class QueueRequests:
         """A request is in the coordinator, or could not be written."""
         waiting = self._askers.pop(name, [])
         self._asker_count -= len(waiting)
-        self.passed_on += error is None
         if error is not None:
             self._pending.pop(name, None)
         for client, nonce in waiting:

@@ -15,7 +15,7 @@ CLIENTS_MAX: Final = 100_000
 """Clients that are counted. If a server has more, its resyncs are never complete."""
 
 
-class Resync:
+class ResyncCount:
     """The resyncs of one agent, one at a time.
 
     Every client subscribes to the heartbeat channel, so its subscribers are the clients to wait for. A client that

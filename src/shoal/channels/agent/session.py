@@ -186,7 +186,8 @@ class ServerSession:
             self.core.ask((b"SET", PLAN_COPY_KEY, encode_copy(self._key, book.signed_ring)))
 
     def _log_other_formats(self, now: float) -> None:
-        """Clients of another version are on the server: they hear nothing, or others do not hear them."""
+        """Logs clients of another version on the server: they receive nothing, or others do not receive their
+        messages."""
         if now < self._other_formats_at + OTHER_FORMATS_EVERY_S:
             return
         for what, count in self.core.take_other_formats().items():
@@ -200,7 +201,7 @@ class ServerSession:
             )
 
     def _log_passed_over(self, now: float) -> None:
-        """Clients send more, or larger messages, than an agent takes."""
+        """Logs that clients send more or larger messages than an agent takes."""
         oversized, unread, not_looked_up = self.core.scanner.take_passed_over()
         counters = self.core.counters
         counters.oversized += oversized

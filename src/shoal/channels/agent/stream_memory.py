@@ -43,8 +43,8 @@ MATCH_STEPS_MAX: Final = 20_000_000
 
 
 class Known(NamedTuple):
-    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work. Of
-    `untold` streams the publisher has not told how far it had come: the agent may have heard a repeated message."""
+    """The streams of a channel or pattern; `complete` is False if some are not known. `steps` counts the work. The
+    publishers of `untold` streams have not announced their positions: the agent may have heard a repeated message."""
 
     streams: Streams
     complete: bool
@@ -100,7 +100,7 @@ class StreamMemory:
             self._incomplete |= dict.fromkeys(left_out, now)
 
     def _forget(self, now: float) -> None:
-        """Drops what is older than `idle_s`, at most once every `FORGET_S`."""
+        """Drops streams that are older than `idle_s`, at most once every `FORGET_S`."""
         if now < self._forgot_at + FORGET_S:
             return
         self._forgot_at = now

@@ -1,7 +1,8 @@
-"""Messages of streams whose publishers have not told yet how far they had come when the agent began to listen.
+"""Messages that wait until their publisher has announced its position: how far its stream is confirmed.
 
-Owns them until then. Such a message may be new, or an altered copy of one that was published before: the tag does not
-cover the payload, and the agent has not heard the true one. A publisher tells how far its stream is confirmed:
+Owns them until then. Such a message may be new, or an altered copy of one that was published before the agent began
+to listen: the tag does not cover the payload, and the agent has not heard the true one. A publisher announces its
+position:
 
 - In a Present, which answers a Resync of this agent. The confirmations of all messages that the server received before
   the Resync reached the publisher before it. So messages above the number are new, and the agent has heard the true one
@@ -29,7 +30,7 @@ Key = tuple[bytes, int]
 
 
 class UntoldMessages:
-    """The messages of one incarnation that wait for a word of their publishers."""
+    """The messages of one incarnation that wait for their publishers' positions."""
 
     def __init__(self) -> None:
         self._messages: dict[Key, list[bytes]] = {}

@@ -27,7 +27,7 @@ UNREAD_REVIEW_S: Final = 5.0
 as that."""
 
 
-class Authentication:
+class ClientAuthentication:
     """The checks of one client. Without a key (scheme 0) it takes what is not authenticated, and nothing else."""
 
     def __init__(self, context: Context) -> None:

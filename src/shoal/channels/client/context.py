@@ -1,5 +1,5 @@
-"""What the parts of a router share: its id, limits and rules, its links, timers and outputs, and how it sends control
-messages.
+"""The shared state of a router's parts: its id, limits and rules, its links, timers and outputs, and the sending of
+control messages.
 
 Owns no decisions. `effects`, the outboxes of the `dirty` links and `ready` are the router's outputs.
 """

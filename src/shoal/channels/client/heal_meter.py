@@ -1,5 +1,4 @@
-"""How much a publisher resends: one page at a time for each asker and stream, and so many bytes a second for each asker
-and for all of them.
+"""The quotas of resending: one page at a time for each asker and stream, and bytes per second by asker and in total.
 
 Owns the quotas. A request over a quota is not answered; the asker repeats it.
 """

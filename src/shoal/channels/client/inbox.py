@@ -1,7 +1,7 @@
 """The bounded inbox between the router and one application subscription.
 
-Owns the limit on what waits for the application. At the limit nothing is lost silently: the router treats messages that
-do not fit as not received, and asks their publishers for them once the application has made room.
+Owns the limit on waiting items. At the limit nothing is lost silently: the router treats messages that do not fit as
+not received, and asks their publishers for them once the application has made room.
 """
 
 from __future__ import annotations

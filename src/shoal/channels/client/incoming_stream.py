@@ -71,7 +71,7 @@ Held = tuple[Message, Origin]
 
 
 class Request(NamedTuple):
-    """A request to a publisher: its stream, and what was known of it when it was asked."""
+    """A request to a publisher: its stream, and the known state of the stream at that time."""
 
     stream: int
     known: int
@@ -194,13 +194,13 @@ class StreamIn:
     # How far the stream has come
 
     def knows(self, last: int) -> None:
-        """Takes evidence of an agent or the publisher that the stream has come as far as `last`."""
+        """Takes evidence of an agent or the publisher that the stream has reached `last`."""
         self.sure = max(self.sure, last)
         self.told = max(self.told, last)
         self.last = max(self.last, last)
 
     def claim(self, last: int, origin: Origin | None) -> None:
-        """Takes the claim of a message or a beacon that the stream has come as far as `last`. Without an origin it is
+        """Takes the claim of a message or a beacon that the stream has reached `last`. Without an origin it is
         believed."""
         if origin is None or origin is RESENT:
             self.knows(last)
@@ -219,8 +219,7 @@ class StreamIn:
                 self.birth = number, origin
 
     def confirm_birth(self, origin: Origin | None) -> None:
-        """Another beacon tells of the stream: it exists even if the one that introduced it without a message is
-        false."""
+        """Another beacon names the stream: it exists even if the one that introduced it without a message is false."""
         if self.birth is not None and not self.birth[0] and self.birth[1] != origin:
             self.birth = None
 
@@ -251,8 +250,8 @@ class StreamIn:
             self.recount()
 
     def deny(self, last: int, request: Request) -> None:
-        """The publisher had come as far as `last`: higher numbers that were known when it was asked are false. Those
-        that came since may be true."""
+        """The publisher had reached `last`: higher numbers that were known when it was asked are false. Later ones may
+        be true."""
         for number in request.numbers:
             if number > last:
                 self.claims.pop(number, None)

@@ -193,5 +193,5 @@ class Outgoing:
         return max(now - self.published_by(number), 0.0)
 
     def beacon(self, last: int, now: float, final: bool = False) -> bytes:
-        """A beacon: the stream has come as far as `last`, and servers have confirmed it."""
+        """A beacon: the stream has reached `last`, and servers have confirmed that number."""
         return envelope.beacon(self.placement.version, self.stream, last, last, self.age_s(last, now), final)

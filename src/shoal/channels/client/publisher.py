@@ -228,7 +228,7 @@ class Publisher:
             self._send_hello(lane, nonce, attempts, now)
 
     def resolve_turn(self, lane: Lane, nonce: int, attempts: int, now: float) -> None:
-        """A Hello has waited for its turn, which may have been put off meanwhile."""
+        """A Hello has waited for its turn, which may have been postponed meanwhile."""
         if self.asked.get(nonce) is not lane:
             return
         if lane.state is not states.LaneState.ASKING or not lane.link.open:
@@ -275,7 +275,7 @@ class Publisher:
         self._pump(lane, now)
 
     def _may_use(self, link: ServerLink, now: float) -> bool:
-        """Whether the lease has not run out. It may have before its timer fires."""
+        """Whether the lease is still valid. It may have run out before its timer fires."""
         if now < link.usable_until:
             return True
         self._context.lease_over(link, now)

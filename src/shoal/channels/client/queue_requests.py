@@ -33,7 +33,7 @@ class _Request:
         """The nonce of the question that is open; 0 while there is no usable link."""
 
 
-class QueueRequests:
+class QueueRequester:
     """The open requests of one router."""
 
     def __init__(self, context: Context) -> None:

@@ -153,7 +153,7 @@ class Receiver:
             stream.take_lane(server if is_plain(word) else "", word)
 
     def _foreign(self, sub: SubscriptionCore, chan: ChannelIn, blob: bytes) -> None:
-        """A message of a plain Redis client. It cannot be sent again, so if it does not fit it is a gap."""
+        """Takes a message of a plain Redis client. It cannot be sent again, so if it does not fit it becomes a gap."""
         self._context.counters.foreign += 1
         if not sub.inbox.full:
             sub.foreign_missed = False
@@ -164,8 +164,8 @@ class Receiver:
 
     def _keep_early(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str) -> None:
         """Keeps a message that came before the subscription is in force. Nothing is owed yet, so if there are too many,
-        the subscription starts after those that it has. Where their numbers may be false, it remembers the claims of
-        the newest, and asks the publishers for those above the baseline."""
+        the subscription starts after the kept ones. Where their numbers may be false, it remembers the claims of the
+        newest, and asks the publishers for those above the baseline."""
         if len(sub.early) >= self._context.limits.held_messages_max:
             for early in sub.early:
                 if self._context.key is None:
@@ -176,9 +176,9 @@ class Receiver:
         sub.early.append((channel, blob, server))
 
     def _keep_unanswered(self, sub: SubscriptionCore, channel: bytes, blob: bytes, server: str, now: float) -> bool:
-        """Keeps a message from a server whose agent has not told yet how far the streams there had come when the
-        subscription came; returns whether it does. Of too many the oldest are dropped, and their publishers asked for
-        them: the agent may not have heard them when it answers."""
+        """Keeps a message from a server whose agent has not yet listed the positions of its streams; returns whether it
+        does. If there are too many, the oldest are dropped and requested from their publishers: the agent may not have
+        heard them when it answers."""
         site = sub.sites.get(server)
         if site is None or site.state is not SiteState.ASKING or self._context.key is None:
             return False
@@ -190,9 +190,9 @@ class Receiver:
         return True
 
     def returned(self, sub: SubscriptionCore, site: SubscribedServer, listed: control.HeardList, now: float) -> None:
-        """An agent has told how far the streams on its server had come when the subscription came: lower numbers are
-        taken from resends only, higher ones as they come. If it did not list all of them, the publishers of the others
-        have to tell."""
+        """An agent has listed the positions of its streams at the time when the subscription came: numbers up to them
+        are taken from resends only, higher ones as they arrive. If it did not list all streams, the other publishers
+        have to announce theirs."""
         kept, site.kept = site.kept, []
         unlisted = site.server in sub.unlisted
         if self._context.key is not None and AWAY in self._context.rules:
@@ -355,7 +355,7 @@ class Receiver:
         server: str,
         now: float,
     ) -> None:
-        """How far a stream has come."""
+        """Takes a beacon: the position of a stream."""
         stream.server = server
         stream.touched = now
         if final and not stream.final:
@@ -377,7 +377,7 @@ class Receiver:
         return True
 
     def notify(self, sub: SubscriptionCore) -> None:
-        """The application finds something new in its inbox."""
+        """The application has new items in its inbox."""
         if not sub.notified:
             sub.notified = True
             self._context.ready.append(sub)
@@ -451,8 +451,8 @@ class Receiver:
                 self.hole(sub, chan, stream, now)
 
     def evidence(self, sub: SubscriptionCore, listed: control.Heard, server: str, now: float) -> None:
-        """An agent says how far a stream has come while the subscription was not listening there, and for how long it
-        has been quiet. What an agent heard before `owed_from` is not owed."""
+        """An agent reports the position of a stream after a time in which the subscription was not listening there, and
+        for how long the stream has been quiet. Messages that an agent heard before `owed_from` are not owed."""
         channel, stream_id, last, quiet_s = listed
         end = (last & ~ENDED) + 1
         past = self._is_past(sub, quiet_s, now)
@@ -478,7 +478,7 @@ class Receiver:
             stream.server = server  # its agent can vouch for the stream if another server is lost
 
     def _is_past(self, sub: SubscriptionCore, age_s: float, now: float) -> bool:
-        """Whether something that another process measured as `age_s` old happened before the subscription began."""
+        """Whether an event whose age another process measured as `age_s` happened before the subscription began."""
         drift = self._context.limits.clock_drift_max
         return age_s * (1 - drift) > (now - sub.owed_from) * (1 + drift)
 
@@ -490,16 +490,16 @@ class Receiver:
                 stream.doubted_at = None
 
     def doubt(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """A stream was not heard for a while; its publisher is asked how far it has come. What arrives on the channel
-        does not answer that: another client may repeat it."""
+        """A stream was not heard for a while; its publisher is asked for its position. Messages on the channel do not
+        answer that: another client may repeat them."""
         if not stream.has_ended() and stream.doubted_at is None:
             stream.doubted_at = stream.next
             self._context.timers.set(("doubt", sub, chan, stream), now + self._context.limits.gap_timeout_s)
             self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def doubt_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """The publisher has not answered: its possible last messages are reported as an open gap. While its stream goes
-        on, it has more time."""
+        """The publisher has not answered: its possible last messages are reported as an open gap. While its stream
+        continues, it has more time."""
         if stream.doubted_at is None or sub.closed or chan.streams.get(stream.stream) is not stream:
             return
         goes_on = stream.doubted_at != stream.next
@@ -544,7 +544,7 @@ class Receiver:
         self._context.timers.set_if_absent(("heal", sub, chan, stream), now + self._context.limits.heal_delay_s)
 
     def heal_due(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, now: float) -> None:
-        """Asks the publisher for the first hole, or how far it has come, until it answers or time is over."""
+        """Asks the publisher for the first hole, or for its position, until it answers or the time is over."""
         limits = self._context.limits
         if sub.closed or sub.overflowed or chan.streams.get(stream.stream) is not stream:
             return
@@ -571,7 +571,8 @@ class Receiver:
         stream.attempts += 1
 
     def _review_claims(self, sub: SubscriptionCore, stream: StreamIn, now: float) -> bool:
-        """Before a hole that only messages claim becomes a gap, asks the agents once more; returns whether it does."""
+        """Before a hole for which messages are the only evidence becomes a gap, asks the agents once more; returns
+        whether it does."""
         if self._context.key is None or stream.sure >= stream.hole_end() or stream.reviewed_at == stream.hole_begin():
             return False
         stream.reviewed_at = stream.hole_begin()
@@ -608,7 +609,7 @@ class Receiver:
         self._context.ask_peer(link, client_of(stream.stream), request, nonce, repeated=stream.attempts > 0)
 
     def _introduce(self, link: ServerLink, publisher: int, timer: Hashable) -> None:
-        """Asks an agent for the key of a publisher, which is asked for messages when it has come."""
+        """Asks an agent for the key of a publisher; the publisher is asked for messages when the key has arrived."""
         usable = [other for other in self._context.links.values() if other.state is LinkState.USABLE]
         if link.state is not LinkState.USABLE and usable:
             link = usable[0]
@@ -633,7 +634,7 @@ class Receiver:
 
     def _was_asked(self, stream: StreamIn, question: tuple[int, int, int], now: float) -> bool:
         """Whether another subscription of this client has just asked for the same messages: all of its subscriptions
-        take what is resent."""
+        take the resent messages."""
         known, at = self._asked.pop(stream.stream, (None, 0.0))
         fresh = known == question and now < at + SHARED_SHARE * self._context.limits.heal_retry_s
         self._asked[stream.stream] = question, at if fresh else now
@@ -704,15 +705,15 @@ class Receiver:
 
     @staticmethod
     def _bound(sub: SubscriptionCore, stream: StreamIn, assigned: int, request: Request) -> None:
-        """A publisher has told how far its stream has come. Where an agent did not list the stream, it had come no
-        further when the agent answered, if the publisher was asked after that: higher numbers are new there."""
+        """A publisher has announced its position. If it was asked after an agent had answered without listing the
+        stream, the stream had come no further at that time: higher numbers are new there."""
         for server, answered_at in sub.unlisted.items():
             if request.sent_at > answered_at:
                 stream.barred.setdefault(server, assigned)
 
     def is_withdrawn(self, message: control.Healed, request: Request) -> bool:
         """Whether the publisher has not used all the numbers that were known to exist when it was asked. Only with
-        authentic messages: anyone could say that otherwise."""
+        authentic messages: otherwise any client could claim it."""
         if self._context.key is None or request.stream != message.stream:
             return False
         return message.assigned < request.known
@@ -725,7 +726,7 @@ class Receiver:
         self._skip(sub, chan, stream, last, now)
 
     def _skip(self, sub: SubscriptionCore, chan: ChannelIn, stream: StreamIn, last: int, now: float) -> None:
-        """Goes on behind `last`: what is missing until then was reported, or is not owed."""
+        """Continues behind `last`: missing messages up to it were reported, or are not owed."""
         stream.skip_to(last + 1)
         stream.hole_since = now if stream.hole_since is None else max(stream.hole_since, stream.touched)
         self.advance(sub, chan, stream, now)

@@ -143,8 +143,8 @@ class Refutations:
             self._replace(sub, chan, stream, now)
 
     def denied(self, sub: SubscriptionCore, message: control.Healed, request: Request, now: float) -> None:
-        """A publisher has not come as far as the number by which its stream was met, so another client made that up. No
-        agent may have named it: the agent may have been away."""
+        """A publisher has not reached the number by which its stream was met, so another client invented that number.
+        No agent may have named it: the agent may have been away."""
         chan = sub.channels.get(message.channel)
         stream = chan.streams.get(message.stream) if chan is not None else None
         if chan is None or stream is None or stream.birth is None or not self._receiver.is_withdrawn(message, request):
@@ -216,7 +216,7 @@ class Refutations:
     # Reviews
 
     def review_due(self, site: SubscribedServer, now: float) -> None:
-        """Asks an agent how far the streams have come."""
+        """Asks an agent for the positions of the streams."""
         sub = site.sub
         if sub.closed or not site.link.open or not sub.in_force or sub.sites.get(site.server) is not site:
             return
@@ -238,7 +238,7 @@ class Refutations:
         self._subscriber.say_hello(site, site.review.nonce)
 
     def reviewed(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
-        """An agent has told how far the streams have come. It has listed every authentic one that it heard."""
+        """An agent has listed the positions of the streams: of every authentic one that it heard."""
         review, site.review = site.review, None
         sub, server = site.sub, site.server
         if review is None:
@@ -265,7 +265,7 @@ class Refutations:
 def _named(
     sub: SubscriptionCore, channel: bytes, listed: list[tuple[int, int, int]], server: str
 ) -> list[tuple[int, int, Origin]]:
-    """Those copies from a server that a subscription knows and an agent names."""
+    """The copies from a server that a subscription knows and an agent names as false."""
     chan = sub.channels.get(channel)
     streams = chan.streams if chan is not None else {}
     known: dict[tuple[int, int], set[Origin]] = {

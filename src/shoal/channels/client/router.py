@@ -23,13 +23,13 @@ import msgspec
 from shoal.channels import states
 from shoal.channels.client import history_join
 from shoal.channels.client.arrivals import Arrivals
-from shoal.channels.client.authentication import Authentication
+from shoal.channels.client.authentication import ClientAuthentication
 from shoal.channels.client.context import AgentRefused, Context, Enrol, FetchRing, Unreachable
 from shoal.channels.client.inbox import Inbox
 from shoal.channels.client.incoming_stream import Request
 from shoal.channels.client.outgoing_stream import Outgoing
 from shoal.channels.client.publisher import Publisher
-from shoal.channels.client.queue_requests import QueueRequests
+from shoal.channels.client.queue_requests import QueueRequester
 from shoal.channels.client.receiver import Receiver
 from shoal.channels.client.refutation import Refutations
 from shoal.channels.client.server_link import ServerLink
@@ -98,10 +98,10 @@ class Router:
         self._receiver = Receiver(self._context)
         self._subscriber = Subscriber(self._context, self._receiver)
         self._refutations = Refutations(self._context, self._subscriber, self._receiver)
-        self._queue_requests = QueueRequests(self._context)
+        self._queue_requests = QueueRequester(self._context)
         self.request_queue: Final = self._queue_requests.ask
         self.withdraw_queue: Final = self._queue_requests.withdraw
-        """See `QueueRequests`."""
+        """See `QueueRequester`."""
         self.effects = self._context.effects
         """The wishes of the router, in order. The shell carries them out and clears the list."""
         self.unsent: Sized = self._context.dirty
@@ -116,7 +116,7 @@ class Router:
         self.limits = limits
         self._inbox = inbox_channel(client)
         self._peer_channel = peer_channel(client)
-        self._authentication = Authentication(self._context)
+        self._authentication = ClientAuthentication(self._context)
         self.received = Arrivals(
             self._context, self._publisher, self._subscriber, self._receiver, self._internal
         ).received
@@ -146,8 +146,8 @@ class Router:
     # The application
 
     def turn_took(self, seconds: float) -> None:
-        """Messages were published under the same time for so long: what other clients are told about their age must
-        not be more than it is."""
+        """Messages were published under the same timestamp for this long: their reported age must not exceed their real
+        age."""
         if seconds > self._publisher.turn_s_max:
             self._publisher.turn_s_max = seconds
 
@@ -260,11 +260,11 @@ class Router:
 
     @property
     def unreachable_s(self) -> float:
-        """How long a server may be unusable before the calls that wait for it are told."""
+        """How long a server may be unusable before waiting calls raise an error."""
         return self._context.unreachable_s
 
     def cut_off(self, sub: SubscriptionCore, seconds: float, now: float) -> bool:
-        """Whether none of a subscription's servers could be used for so long."""
+        """Whether none of a subscription's servers could be used for this long."""
         links = [site.link for site in sub.sites.values() if not site.lost]
         return bool(links) and all(
             link.unusable_since is not None and now >= link.unusable_since + seconds for link in links
@@ -365,7 +365,7 @@ class Router:
 
     @property
     def wants_key(self) -> bool:
-        """Whether the agents have a newer secret than that of this client's key, or not that one any more."""
+        """Whether the agents have a newer secret than that of this client's key, or have dropped that one."""
         key, ring = self._context.key, self._context.book.ring
         newer = key is not None and ring is not None and any(new.generation > key.generation for new in ring.agent_keys)
         return newer or self._context.expired
@@ -394,7 +394,7 @@ class Router:
                 self._publisher.key_changed(link)
 
     def _begin_identity(self, key: ClientKey, now: float) -> None:
-        """The agents do not know the client's key any more: it goes on as another client. Its subscriptions stay."""
+        """The agents do not know the client's key any more: it continues as another client. Its subscriptions stay."""
         context = self._context
         self.counters.identities += 1
         context.effects.append(self._publisher.abandon())
@@ -532,7 +532,7 @@ class Router:
         self._context.timers.set(("watch", link), now + (limits.server_lease_s / 2 if usable else limits.hello_retry_s))
 
     def _unreachable_due(self, link: ServerLink, now: float) -> None:
-        """Reports a server that could not be used for too long, again and again while that lasts."""
+        """Reports a server that could not be used for too long, repeatedly while that lasts."""
         if link.unusable_since is None:
             return
         if not link.wanted or not self._context.is_member(link) or self._context.closing:
@@ -647,8 +647,8 @@ class Router:
                 self.counters.garbage += 1
 
     def _refused(self, link: ServerLink, number: int, refused: control.Refused, now: float) -> None:
-        """An agent does not take this client's messages: never, or for a while. A link that is usable has shown that
-        its agent does take them."""
+        """An agent refuses this client's messages, for good or for a while. A usable link has shown that its agent
+        accepts them."""
         if refused.code == control.REFUSED_BUSY and link.opened_at_number < number <= self._context.number:
             self.counters.busy += 1
             wait_s = min(refused.retry_ms, BUSY_MS_MAX) / 1000
@@ -666,7 +666,7 @@ class Router:
 
     def _refused_identity(self, link: ServerLink, number: int, now: float) -> None:
         """An agent does not know the client's key: it was revoked, or the agent does not have the newer secret yet. The
-        newest ring tells."""
+        newest ring shows which."""
         self._context.effects.append(FetchRing())
         if number != link.offered_at_number:
             link.disown(now)

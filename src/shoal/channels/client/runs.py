@@ -27,7 +27,7 @@ _PAYLOAD: Final = slice(HEADER_BYTES, None)
 _slice: Final = cast(Callable[[bytes, slice], bytes], getitem)
 
 
-class Run(NamedTuple):
+class MessageRun(NamedTuple):
     """The messages of a run, in columns."""
 
     channel: bytes
@@ -45,7 +45,7 @@ class Run(NamedTuple):
         return map(_slice, self.blobs, repeat(_PAYLOAD))
 
 
-def as_run(frames: list[Any]) -> Run | None:
+def as_run(frames: list[Any]) -> MessageRun | None:
     """The frames as a run; None if they are anything else. There must be at least one frame."""
     first, last, count = frames[0], frames[-1], len(frames)
     if not (_may_be_plain(first) and _may_be_plain(last)):
@@ -74,7 +74,7 @@ def as_run(frames: list[Any]) -> Run | None:
     tags = array("Q", bytes(16 * count))
     tags[::2], tags[1::2] = headers[4::_WORDS], times
     payload_bytes = sum(map(len, blobs)) - len(joined)
-    return Run(channel, word, stream, sequences, times.tolist(), tags, blobs, payload_bytes)
+    return MessageRun(channel, word, stream, sequences, times.tolist(), tags, blobs, payload_bytes)
 
 
 def _as_words(headers: bytes) -> array[int]:

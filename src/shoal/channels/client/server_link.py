@@ -174,7 +174,7 @@ class ServerLink:
         self.from_agent = {**(self.from_agent or {}), key.generation: key.from_agent(self.server)}
 
     def offer(self, key: ClientKey) -> None:
-        """There is a newer key, which the agent may not have yet."""
+        """Takes a newer key, which the agent may not have yet."""
         self.offered = key
         self.from_agent = {**(self.from_agent or {}), key.generation: key.from_agent(self.server)}
 
@@ -289,7 +289,7 @@ class ServerLink:
         return True
 
     def may_verify(self, now: float) -> bool:
-        """Whether another signature on this connection may be verified now: junk must not take all the time."""
+        """Whether another signature on this connection may be verified now: junk must not use up all the time."""
         return self._signatures.take(1, now)
 
     def grant(self, lease_s: float, since: float) -> None:

@@ -292,7 +292,7 @@ class Subscriber:
             self._receiver.start(sub, now)
 
     def _number(self, site: SubscribedServer) -> None:
-        """Gives a question a new nonce, so that the Answer to an earlier one is not taken for its own."""
+        """Gives a question a new nonce, so that the Answer to an earlier one is not mistaken for its own."""
         self.asked.pop(site.nonce, None)
         site.nonce = self._context.next_number()
         site.attempts = 0
@@ -306,7 +306,7 @@ class Subscriber:
             self._send_hello(site, now)
 
     def hello_turn(self, site: SubscribedServer, now: float) -> None:
-        """A Hello has waited for its turn, which may have been put off meanwhile."""
+        """A Hello has waited for its turn, which may have been postponed meanwhile."""
         if site.state is not states.SiteState.ASKING or not site.link.open:
             return
         if now < site.link.busy_until:
@@ -350,7 +350,7 @@ class Subscriber:
             self._hello(site, now)
 
     def answered(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
-        """The agent has registered the subscription and says how far each stream has come."""
+        """The agent has registered the subscription and lists the position of each stream."""
         sub = site.sub
         self._context.counters.handshakes += 1
         site.step("answered")
@@ -500,6 +500,6 @@ class Subscriber:
                 self._doubt_streams(site, now)
 
     def present(self, link: ServerLink) -> tuple[list[bytes], list[bytes]]:
-        """What this client listens to on a server: channels and patterns."""
+        """The channels and patterns to which this client listens on a server."""
         names = link.listening
         return [n for is_pattern, n in names if not is_pattern], [n for is_pattern, n in names if is_pattern]

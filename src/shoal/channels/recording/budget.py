@@ -1,6 +1,6 @@
 """The room for records on one server, divided among them.
 
-Owns the share of each record. Every record that the server has counts, also one that is not written any more. Shares
+Owns the share of each record. Every record on the server counts, even one that is not written any more. Shares
 are equal, and change only when the number of records passes a power of two, so that records are rarely trimmed because
 of others. Together they hold at most `recorded_total_bytes_max`, by the mean size of their entries.
 """

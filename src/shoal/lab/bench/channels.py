@@ -18,7 +18,7 @@ import msgspec
 from shoal.cluster.acl import CLIENT
 from shoal.cluster.local import LocalCluster
 from shoal.lab.bench import agent_cost
-from shoal.lab.bench.contender import CONTENDERS, RAW, REDIS_PY, SHOAL, Target
+from shoal.lab.bench.contender import CONTENDERS, RAW, REDIS_PY, SHOAL, BenchTarget
 from shoal.lab.bench.contender_worker import REPORTS, Flood, Measured, Publish, Receive, RoundTrips, UseContender
 from shoal.lab.harness import Go, LoadProcess, Ready
 from shoal.lab.machine import machine
@@ -123,9 +123,9 @@ async def _start(contender: str, stack: contextlib.AsyncExitStack) -> LoadProces
     return process
 
 
-def _target(cluster: LocalCluster) -> Target:
+def _target(cluster: LocalCluster) -> BenchTarget:
     (server,) = cluster.servers
-    return Target(server.host, server.port, CLIENT, cluster.state.passwords[CLIENT], cluster.url)
+    return BenchTarget(server.host, server.port, CLIENT, cluster.state.passwords[CLIENT], cluster.url)
 
 
 def _rotated(number: int) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ async def _run(
     workload: str,
     publisher: LoadProcess,
     subscriber: LoadProcess,
-    target: Target,
+    target: BenchTarget,
     channel: str,
     messages: int,
     options: ChannelsOptions,

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import hiredis
 
-from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, Target
+from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, BenchTarget
 from shoal.wire.tls import client_context
 
 SLICE_BYTES: Final = 16384
@@ -96,7 +96,7 @@ class _Connection(asyncio.Protocol):
         self._transport.close()
 
 
-async def _connect(target: Target) -> _Connection:
+async def _connect(target: BenchTarget) -> _Connection:
     tls = target.tls
     _, connection = await asyncio.get_running_loop().create_connection(
         _Connection, target.host, target.port, ssl=client_context(tls) if tls else None
@@ -105,7 +105,7 @@ async def _connect(target: Target) -> _Connection:
     return connection
 
 
-async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+async def open_receivers(target: BenchTarget, channel: str, connections: int) -> list[BenchReceiver]:
     """See `contender.ClientLibrary`."""
     receivers: list[BenchReceiver] = []
     for _ in range(connections):
@@ -115,12 +115,12 @@ async def open_receivers(target: Target, channel: str, connections: int) -> list
     return receivers
 
 
-async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+async def open_publisher(target: BenchTarget, tasks: int) -> BenchPublisher:
     """See `contender.ClientLibrary`. All tasks share one connection."""
     return await _connect(target)
 
 
-async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+async def open_both(target: BenchTarget, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
     """See `contender.ClientLibrary`. With RESP3 one connection can do both."""
     connection = await _connect(target)
     await connection.subscribe(channel)

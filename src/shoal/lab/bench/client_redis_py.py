@@ -11,11 +11,11 @@ from typing import Any, cast
 
 from redis.asyncio import Redis
 
-from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, Target
+from shoal.lab.bench.contender import BenchPublisher, BenchReceiver, BenchTarget
 from shoal.lab.plain_tls import redis_py_tls
 
 
-def _client(target: Target, connections: int) -> Any:
+def _client(target: BenchTarget, connections: int) -> Any:
     """A client of redis-py, untyped: its types differ between its versions and its stubs."""
     return Redis(
         host=target.host,
@@ -62,7 +62,7 @@ class _Publisher:
         await self._client.aclose()
 
 
-async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+async def open_receivers(target: BenchTarget, channel: str, connections: int) -> list[BenchReceiver]:
     """See `contender.ClientLibrary`."""
     client = _client(target, connections)
     return [await _subscribe(client, channel) for _ in range(connections)]
@@ -77,12 +77,12 @@ async def _subscribe(client: Any, channel: str) -> BenchReceiver:
     return _Receiver(pubsub)
 
 
-async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+async def open_publisher(target: BenchTarget, tasks: int) -> BenchPublisher:
     """See `contender.ClientLibrary`."""
     return _Publisher(_client(target, tasks))
 
 
-async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+async def open_both(target: BenchTarget, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
     """See `contender.ClientLibrary`. A pubsub of redis-py needs its own connection."""
     client = _client(target, 2)
     return await _subscribe(client, channel), _Publisher(client)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from shoal.bus import Bus, Subscription, connect
-from shoal.lab.bench.contender import BenchError, BenchPublisher, BenchReceiver, Target
+from shoal.lab.bench.contender import BenchError, BenchPublisher, BenchReceiver, BenchTarget
 
 
 class _Receiver:
@@ -43,19 +43,19 @@ class _Publisher:
         await self._bus.aclose()
 
 
-async def open_receivers(target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+async def open_receivers(target: BenchTarget, channel: str, connections: int) -> list[BenchReceiver]:
     """See `contender.ClientLibrary`. Each bus has its own connections."""
     first = await connect(target.url).open()
     buses = [first, *[await first.sibling().open() for _ in range(connections - 1)]]
     return [_Receiver(bus, await bus.subscribe(channel).open()) for bus in buses]
 
 
-async def open_publisher(target: Target, tasks: int) -> BenchPublisher:
+async def open_publisher(target: BenchTarget, tasks: int) -> BenchPublisher:
     """See `contender.ClientLibrary`. All tasks share one bus."""
     return _Publisher(await connect(target.url).open())
 
 
-async def open_both(target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+async def open_both(target: BenchTarget, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
     """See `contender.ClientLibrary`. A bus publishes and subscribes on the same connection."""
     bus = await connect(target.url).open()
     return _Receiver(bus, await bus.subscribe(channel).open()), _Publisher(bus)

@@ -27,7 +27,7 @@ class BenchError(ShoalError):
     """A measurement could not be made."""
 
 
-class Target(msgspec.Struct, frozen=True):
+class BenchTarget(msgspec.Struct, frozen=True):
     """Where to publish: one server of the cluster, and the address for a bus."""
 
     host: str
@@ -68,13 +68,13 @@ class BenchPublisher(Protocol):
 class ClientLibrary(Protocol):
     """A client library; the modules `client_*` implement it."""
 
-    async def open_receivers(self, target: Target, channel: str, connections: int) -> list[BenchReceiver]:
+    async def open_receivers(self, target: BenchTarget, channel: str, connections: int) -> list[BenchReceiver]:
         """Subscribes this many times, each on its own connection; returns when all subscriptions are in force."""
 
-    async def open_publisher(self, target: Target, tasks: int) -> BenchPublisher:
+    async def open_publisher(self, target: BenchTarget, tasks: int) -> BenchPublisher:
         """A publisher for a number of concurrent tasks."""
 
-    async def open_both(self, target: Target, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
+    async def open_both(self, target: BenchTarget, channel: str) -> tuple[BenchReceiver, BenchPublisher]:
         """A subscription and a publisher of one application. The library may use one connection for both."""
 
 

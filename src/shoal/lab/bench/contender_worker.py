@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from shoal.lab.bench.contender import BenchPublisher, ClientLibrary, Target, find
+from shoal.lab.bench.contender import BenchPublisher, BenchTarget, ClientLibrary, find
 from shoal.lab.bench.flood import flood
 from shoal.lab.harness import Go, Parent, Ready, run_worker
 
@@ -32,7 +32,7 @@ class UseContender(msgspec.Struct, tag=True, frozen=True):
 class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Take messages on `connections` subscriptions."""
 
-    target: Target
+    target: BenchTarget
     channel: str
     messages: int
     warmup: int
@@ -42,7 +42,7 @@ class Receive(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Publish(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Publish with `tasks` tasks that each wait for confirmation, or `pipelined` in batches of `tasks` messages."""
 
-    target: Target
+    target: BenchTarget
     channel: str
     messages: int
     warmup: int
@@ -54,7 +54,7 @@ class Publish(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class RoundTrips(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """Publish one message at a time and wait until it is delivered, on a given core or on any (None)."""
 
-    target: Target
+    target: BenchTarget
     channel: str
     messages: int
     warmup: int
@@ -65,7 +65,7 @@ class RoundTrips(msgspec.Struct, tag=True, frozen=True, kw_only=True):
 class Flood(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     """The load for an agent."""
 
-    target: Target
+    target: BenchTarget
     messages: int
     payload_bytes: int
 

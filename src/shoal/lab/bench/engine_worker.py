@@ -171,7 +171,7 @@ class Readers:
 
 
 async def work(parent: Parent[Order]) -> None:
-    """Does what is ordered."""
+    """Carries out orders."""
     readers: Readers | None = None
     while (order := await parent.order()) is not None:
         began_at, began_cpu = time.monotonic(), time.process_time()

@@ -9,7 +9,7 @@ import socket
 from typing import Final
 
 from shoal.errors import PublishError
-from shoal.lab.bench.contender import Target
+from shoal.lab.bench.contender import BenchTarget
 from shoal.wire.commands import encode_commands
 from shoal.wire.envelope import HEADER, MAGIC, stream_id
 from shoal.wire.tls import client_context
@@ -21,7 +21,7 @@ BLOCKS_AHEAD: Final = 4
 TIMEOUT_S: Final = 30.0
 
 
-def flood(target: Target, messages: int, payload_bytes: int) -> int:
+def flood(target: BenchTarget, messages: int, payload_bytes: int) -> int:
     """Publishes about this many messages, each in an envelope, as fast as the server accepts them; returns the exact
     number. Blocks.
     """
@@ -42,7 +42,7 @@ def flood(target: Target, messages: int, payload_bytes: int) -> int:
     return blocks * CHANNELS
 
 
-def _connect(target: Target) -> socket.socket:
+def _connect(target: BenchTarget) -> socket.socket:
     plain = socket.create_connection((target.host, target.port), TIMEOUT_S)
     return client_context(target.tls).wrap_socket(plain, server_hostname=target.host) if target.tls else plain
 

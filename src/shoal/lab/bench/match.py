@@ -24,7 +24,7 @@ from shoal.lab.bench.contender import BenchError
 from shoal.lab.bench.loads import load as loads
 from shoal.lab.bench.match_index import MANY, WORDS, Filling, fill, index_matchers
 from shoal.lab.bench.match_others import OTHERS
-from shoal.lab.bench.matcher import BATCH, SHOAL, EncodedEvents, Ids, Matcher
+from shoal.lab.bench.matcher import BATCH, SHOAL, BenchMatcher, EncodedEvents, Ids
 from shoal.lab.machine import machine
 
 SIZES: Final = (1_000, 10_000, 100_000, 1_000_000)
@@ -84,7 +84,7 @@ class MatchRun(msgspec.Struct, frozen=True, kw_only=True):
 class Entrant(msgspec.Struct, kw_only=True):
     """A contender at one size."""
 
-    matcher: Matcher
+    matcher: BenchMatcher
     inserts_per_s: float
     units: int = 1
     """Events or batches of one run."""
@@ -171,7 +171,7 @@ def sample_of(events: Sequence[bytes], count: int) -> Sequence[bytes]:
     return events[:: max(1, len(events) // count)][:count]
 
 
-def check(contender: Matcher, truth: Callable[[bytes], Ids], sample: Sequence[bytes]) -> tuple[int, float]:
+def check(contender: BenchMatcher, truth: Callable[[bytes], Ids], sample: Sequence[bytes]) -> tuple[int, float]:
     """Compares the ids that a contender finds with the truth; returns the number of events checked, and the time of
     one.
 
@@ -197,7 +197,7 @@ def check(contender: Matcher, truth: Callable[[bytes], Ids], sample: Sequence[by
     return checked, spent_s / checked
 
 
-def _units(contender: Matcher, event_s: float, wire: EncodedEvents, run_s: float) -> int:
+def _units(contender: BenchMatcher, event_s: float, wire: EncodedEvents, run_s: float) -> int:
     """The number of events or batches of a run of about `run_s`."""
     if event_s > run_s / 10:
         return max(1, round(run_s / event_s))
@@ -211,7 +211,7 @@ def _units(contender: Matcher, event_s: float, wire: EncodedEvents, run_s: float
     return max(1, round(count * run_s / spent_s))
 
 
-def run(contender: Matcher, units: int, wire: EncodedEvents) -> MatchRun:
+def run(contender: BenchMatcher, units: int, wire: EncodedEvents) -> MatchRun:
     """One timed run of one contender."""
     given: Sequence[Any] = wire.batches if contender.batched else wire.each
     take = contender.take

@@ -14,7 +14,7 @@ import numpy as np
 
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index, WireTable, filter_table
-from shoal.lab.bench.matcher import SHOAL, Ids, Matcher
+from shoal.lab.bench.matcher import SHOAL, BenchMatcher, Ids
 
 SLICES: Final = f"{SHOAL}-slices"
 MANY: Final = f"{SHOAL}-many"
@@ -151,6 +151,6 @@ def _one_by_one(index: Index, filters: list[Filter]) -> tuple[float, float]:
     return len(some) / (time.perf_counter() - between), len(some) / (between - began)
 
 
-def index_matchers(index: Index) -> list[Matcher]:
+def index_matchers(index: Index) -> list[BenchMatcher]:
     """All ways to use an index. The first is the reference for all contenders."""
     return [EventMatcher(index), BatchSliceMatcher(index), EventSliceMatcher(index), BatchMatcher(index)]

@@ -42,7 +42,7 @@ class EncodedEvents(NamedTuple):
         )
 
 
-class Matcher(Protocol):
+class BenchMatcher(Protocol):
     """A contender: it holds filters, whose ids are their positions, and matches events."""
 
     name: str

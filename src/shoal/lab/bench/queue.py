@@ -40,7 +40,7 @@ import msgspec
 import shoal
 from shoal.extras import require
 from shoal.lab.bench import queue_worker
-from shoal.lab.bench.queue_contender import ARQ, DRAMATIQ, PUT_BATCH, SHOAL, STREAMS, TAKE_BATCH, QueueLoad
+from shoal.lab.bench.queue_contender import ARQ, DRAMATIQ, PUT_BATCH, SHOAL, STREAMS, TAKE_BATCH, QueueWorkload
 from shoal.lab.bench.queue_moves import measure_pauses
 from shoal.lab.bench.queue_store import BenchStore
 from shoal.lab.bench.queue_worker import Consume, Create, Drain, Join, Joined, Produce, ProduceTimed, Ran
@@ -237,8 +237,8 @@ async def _throughput(
     spreads["small_puts_server_cpu_vs_streams"] = each("small_puts_backlog_server_us", STREAMS)
 
 
-def _load(options: QueueOptions, store: BenchStore, messages: int, keys: int | None = None) -> QueueLoad:
-    return QueueLoad(
+def _load(options: QueueOptions, store: BenchStore, messages: int, keys: int | None = None) -> QueueWorkload:
+    return QueueWorkload(
         port=store.port,
         queue="bench",
         messages=messages,

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from shoal.lab.bench.queue_contender import QueueLoad, Seen
+from shoal.lab.bench.queue_contender import QueueWorkload, Seen
 
 PRODUCER_TASKS: Final = 64
 POLL_S: Final = 0.001
 
 
-async def _pool(load: QueueLoad) -> Any:
+async def _pool(load: QueueWorkload) -> Any:
     from arq import create_pool
     from arq.connections import RedisSettings
 
@@ -24,11 +24,11 @@ async def _pool(load: QueueLoad) -> Any:
     return await create_pool(settings, default_queue_name=load.queue)
 
 
-async def create(load: QueueLoad) -> None:
+async def create(load: QueueWorkload) -> None:
     """Nothing: a queue of arq is made by its first job."""
 
 
-async def produce(load: QueueLoad) -> None:
+async def produce(load: QueueWorkload) -> None:
     """Tasks that put one message after the other."""
     pool = await _pool(load)
     payloads = [payload for batch in load.batches() for _, payload in batch]
@@ -41,7 +41,7 @@ async def produce(load: QueueLoad) -> None:
     await pool.aclose()
 
 
-async def consume(load: QueueLoad, seen: Seen) -> None:
+async def consume(load: QueueWorkload, seen: Seen) -> None:
     """A worker that runs until all jobs are done."""
     from arq.worker import Worker, func
 

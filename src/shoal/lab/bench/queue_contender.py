@@ -24,7 +24,7 @@ TAKE_BATCH: Final = ConsumerSettings().max_in_flight
 _MODULES: Final = {name: f"shoal.lab.bench.queue_{name}" for name in (SHOAL, STREAMS, DRAMATIQ, ARQ)}
 
 
-class QueueLoad(msgspec.Struct, frozen=True, kw_only=True):
+class QueueWorkload(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of one run, and where they go."""
 
     port: int
@@ -53,13 +53,13 @@ Seen = Callable[[bytes], None]
 class QueueSystem(Protocol):
     """A system; the modules `queue_<name>` implement it."""
 
-    async def create(self, load: QueueLoad) -> None:
+    async def create(self, load: QueueWorkload) -> None:
         """Make the queue, empty."""
 
-    async def produce(self, load: QueueLoad) -> None:
+    async def produce(self, load: QueueWorkload) -> None:
         """Put all messages; returns when the store has confirmed all of them."""
 
-    async def consume(self, load: QueueLoad, seen: Seen) -> None:
+    async def consume(self, load: QueueWorkload, seen: Seen) -> None:
         """Process all messages with `load.consumers` consumers; returns when the store has confirmed all of them."""
 
 
@@ -73,7 +73,7 @@ class PutOne(Protocol):
 class TimedSystem(QueueSystem, Protocol):
     """A system whose latency is measured."""
 
-    async def open_put(self, load: QueueLoad) -> PutOne:
+    async def open_put(self, load: QueueWorkload) -> PutOne:
         """A producer of single messages."""
 
 

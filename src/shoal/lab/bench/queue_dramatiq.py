@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from shoal.extras import needed
-from shoal.lab.bench.queue_contender import QueueLoad, Seen
+from shoal.lab.bench.queue_contender import QueueWorkload, Seen
 
 PRODUCER_THREADS: Final = 32
 
 
-def _broker(load: QueueLoad) -> tuple[Any, list[Seen], Any]:
+def _broker(load: QueueWorkload) -> tuple[Any, list[Seen], Any]:
     with needed("the contender dramatiq"):
         import dramatiq
         from dramatiq.brokers.redis import RedisBroker
@@ -33,11 +33,11 @@ def _broker(load: QueueLoad) -> tuple[Any, list[Seen], Any]:
     return broker, handlers, work
 
 
-async def create(load: QueueLoad) -> None:
+async def create(load: QueueWorkload) -> None:
     """Nothing: a queue of Dramatiq is made by its first message."""
 
 
-async def produce(load: QueueLoad) -> None:
+async def produce(load: QueueWorkload) -> None:
     """Threads that put one message after the other."""
     _, _, work = _broker(load)
     texts = [payload.decode() for batch in load.batches() for _, payload in batch]
@@ -53,7 +53,7 @@ async def produce(load: QueueLoad) -> None:
     await asyncio.to_thread(put_all)
 
 
-async def consume(load: QueueLoad, seen: Seen) -> None:
+async def consume(load: QueueWorkload, seen: Seen) -> None:
     """A worker with threads."""
     import dramatiq
 

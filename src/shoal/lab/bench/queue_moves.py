@@ -96,7 +96,7 @@ async def move_shard(coordinator: Coordinator, verifier: Verifier, shard: int, t
 
 
 async def _no_request(coordinator: Coordinator) -> None:
-    """Waits until the leader has carried out what was asked for."""
+    """Waits until the leader has carried out the request."""
     async with asyncio.timeout(MOVE_S_MAX):
         while await coordinator.get(move_key(NAME, QUEUE)) is not None:  # noqa: ASYNC110 - another process ends it
             await asyncio.sleep(POLL_S)

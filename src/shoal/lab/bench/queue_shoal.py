@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.lab.bench.queue_contender import PutOne, QueueLoad, Seen
+from shoal.lab.bench.queue_contender import PutOne, QueueWorkload, Seen
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
 from shoal.plan.queue_settings import QueueSettings
@@ -30,14 +30,14 @@ def open_queue(port: int, name: str) -> Queue:
     return Queue(name, context, lambda other: open_queue(port, other))
 
 
-async def create(load: QueueLoad) -> None:
+async def create(load: QueueWorkload) -> None:
     """Make the queue."""
     queue = open_queue(load.port, load.queue)
     await queue.create(SETTINGS)
     await queue.aclose()
 
 
-async def produce(load: QueueLoad) -> None:
+async def produce(load: QueueWorkload) -> None:
     """Batches of one producer, one after the other."""
     queue = open_queue(load.port, load.queue)
     for batch in load.batches():
@@ -46,7 +46,7 @@ async def produce(load: QueueLoad) -> None:
     await queue.aclose()
 
 
-async def consume(load: QueueLoad, seen: Seen) -> None:
+async def consume(load: QueueWorkload, seen: Seen) -> None:
     """Consumers that take until all messages are done."""
     queues = [open_queue(load.port, load.queue) for _ in range(load.consumers)]
     left = load.messages
@@ -74,7 +74,7 @@ async def consume(load: QueueLoad, seen: Seen) -> None:
         await queue.aclose()
 
 
-async def open_put(load: QueueLoad) -> PutOne:
+async def open_put(load: QueueWorkload) -> PutOne:
     """A producer of single messages, all of one key."""
     queue = open_queue(load.port, load.queue)
 

@@ -2,7 +2,7 @@
 
 What a careful application writes by hand: batches of XADD in one pipeline; consumers that read with XREADGROUP, and
 acknowledge and delete a batch (XACK, XDEL) in the same write as their next read. It has no order per key, no dedupe, no
-lease that ends by itself, no bound, no retry and no dead letters. Without XDEL the stream would grow for ever.
+lease that ends by itself, no bound, no retry and no dead letters. Without XDEL the stream would grow forever.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Any, Final
 
-from shoal.lab.bench.queue_contender import PutOne, QueueLoad, Seen
+from shoal.lab.bench.queue_contender import PutOne, QueueWorkload, Seen
 from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
 
@@ -19,20 +19,20 @@ GROUP: Final = b"group"
 BLOCK_MS: Final = b"1000"
 
 
-async def _connect(load: QueueLoad) -> Connection:
+async def _connect(load: QueueWorkload) -> Connection:
     connection = Connection("127.0.0.1", load.port, username=None, password=None, name="bench", dial=PRODUCTION.dial)
     await connection.open()
     return connection
 
 
-async def create(load: QueueLoad) -> None:
+async def create(load: QueueWorkload) -> None:
     """Make the stream and its group."""
     connection = await _connect(load)
     await connection.ask((b"XGROUP", b"CREATE", load.queue.encode(), GROUP, b"0", b"MKSTREAM"))
     connection.close()
 
 
-async def produce(load: QueueLoad) -> None:
+async def produce(load: QueueWorkload) -> None:
     """Batches of one producer, one after the other."""
     connection = await _connect(load)
     stream = load.queue.encode()
@@ -41,7 +41,7 @@ async def produce(load: QueueLoad) -> None:
     connection.close()
 
 
-async def consume(load: QueueLoad, seen: Seen) -> None:
+async def consume(load: QueueWorkload, seen: Seen) -> None:
     """Consumers of one group that read until all messages are acknowledged."""
     stream = load.queue.encode()
     left = load.messages
@@ -86,7 +86,7 @@ def _entries(found: Any) -> list[Any]:
     return list(next(iter(found.values()))) if isinstance(found, dict) else list(found[0][1])
 
 
-async def open_put(load: QueueLoad) -> PutOne:
+async def open_put(load: QueueWorkload) -> PutOne:
     """A producer of single messages."""
     connection = await _connect(load)
     stream = load.queue.encode()

@@ -13,7 +13,7 @@ from typing import Final, cast
 import msgspec
 
 from shoal.lab.bench import queue_contender
-from shoal.lab.bench.queue_contender import QueueLoad, TimedSystem
+from shoal.lab.bench.queue_contender import QueueWorkload, TimedSystem
 from shoal.lab.harness import Parent, Ready, run_worker
 
 PAUSE_S: Final = (0.010, 0.030)
@@ -24,21 +24,21 @@ class Create(msgspec.Struct, tag=True, frozen=True):
     """Make a queue; answered with `Ready`."""
 
     contender: str
-    load: QueueLoad
+    load: QueueWorkload
 
 
 class Produce(msgspec.Struct, tag=True, frozen=True):
     """Put all messages; answered with `Ran`."""
 
     contender: str
-    load: QueueLoad
+    load: QueueWorkload
 
 
 class Consume(msgspec.Struct, tag=True, frozen=True):
     """Process all messages; answered with `Ran`. If `timed`, payloads begin with the time of their put."""
 
     contender: str
-    load: QueueLoad
+    load: QueueWorkload
     timed: bool = False
 
 
@@ -46,20 +46,20 @@ class ProduceTimed(msgspec.Struct, tag=True, frozen=True):
     """Put messages one by one with pauses, each with the time; answered with `Ran`."""
 
     contender: str
-    load: QueueLoad
+    load: QueueWorkload
 
 
 class Drain(msgspec.Struct, tag=True, frozen=True):
     """Process all messages with Shoal, if `stalled` beside a key whose handler stalls; answered with `Ran`."""
 
-    load: QueueLoad
+    load: QueueWorkload
     stalled: bool
 
 
 class Join(msgspec.Struct, tag=True, frozen=True):
     """Process messages with Shoal, and add a consumer after a while; answered with `Joined`."""
 
-    load: QueueLoad
+    load: QueueWorkload
 
 
 class Ran(msgspec.Struct, tag=True, frozen=True):
@@ -84,15 +84,15 @@ REPORTS: Final[msgspec.json.Decoder[Ready | Ran | Joined]] = msgspec.json.Decode
 
 
 async def work(parent: Parent[Order]) -> None:
-    """Does what is ordered."""
+    """Carries out orders."""
     while (order := await parent.order()) is not None:
         if isinstance(order, Create):
             await queue_contender.find(order.contender).create(order.load)
             parent.tell(Ready())
         elif isinstance(order, Join):
-            from shoal.lab.bench import queue_sharing
+            from shoal.lab.bench import queue_shares
 
-            share_s, share = await queue_sharing.join(order.load)
+            share_s, share = await queue_shares.join(order.load)
             parent.tell(Joined(share_s, share))
         elif isinstance(order, Drain):
             parent.tell(await _drain(order))
@@ -101,12 +101,12 @@ async def work(parent: Parent[Order]) -> None:
 
 
 async def _drain(order: Drain) -> Ran:
-    from shoal.lab.bench import queue_sharing
+    from shoal.lab.bench import queue_shares
 
     if order.stalled:
-        await queue_sharing.put_stalled(order.load)
+        await queue_shares.put_stalled(order.load)
     began_at, began_cpu = time.monotonic(), time.process_time()
-    ended_at = await queue_sharing.drain(order.load)
+    ended_at = await queue_shares.drain(order.load)
     return Ran(began_at, ended_at, time.process_time() - began_cpu)
 
 
@@ -139,7 +139,7 @@ async def _consume(order: Consume) -> list[float]:
     return latencies_us
 
 
-async def _produce_timed(system: TimedSystem, load: QueueLoad) -> None:
+async def _produce_timed(system: TimedSystem, load: QueueWorkload) -> None:
     put = await system.open_put(load)
     chooser = random.Random(1)
     for _ in range(load.messages):

@@ -36,7 +36,7 @@ REPORTS: Final = msgspec.json.Decoder(Published)
 
 
 async def work(parent: Parent[Burst]) -> None:
-    """Publishes what is ordered, all on the cluster of the first order."""
+    """Publishes the ordered bursts, all on the cluster of the first order."""
     order = await parent.order()
     if order is None:
         return

@@ -42,7 +42,7 @@ class DemoSecond(msgspec.Struct, frozen=True):
     """Load ratio of the busiest server."""
 
 
-class ServerRow(msgspec.Struct, frozen=True):
+class ServerFrame(msgspec.Struct, frozen=True):
     """One server. `ring` is its state in the ring: in, drained, joins or out."""
 
     id: str
@@ -73,7 +73,7 @@ class DemoFrame(msgspec.Struct, frozen=True):
     """Number of channels that were placed on several servers."""
     servers_added: int
     servers_removed: int
-    servers: Sequence[ServerRow]
+    servers: Sequence[ServerFrame]
     events: Sequence[DemoEvent]
 
 
@@ -147,7 +147,7 @@ def percentile(ordered: Sequence[float], share: float) -> float | None:
 
 def server_rows(
     status: ClusterStatus, loads: Mapping[str, ServerSecond], draining: Collection[str], now_s: float
-) -> list[ServerRow]:
+) -> list[ServerFrame]:
     """The rows of the table of servers; `now_s` is wall-clock time, as in the agents' reports."""
     processes = {process.name: process for process in status.processes}
     found = []
@@ -161,5 +161,5 @@ def server_rows(
             ring = "joins"
         state = "ends" if process is None else process.state
         restarts = process.restarts if process is not None else 0
-        found.append(ServerRow(server.id, state, server.lease, ring, restarts, load))
+        found.append(ServerFrame(server.id, state, server.lease, ring, restarts, load))
     return found

@@ -35,7 +35,7 @@ class PlayerCounts:
         self.troubles: list[str] = []
 
 
-class Visit:
+class TileVisit:
     """One stay on a tile: a subscription, its reader, and the player's own updates that have not come back yet."""
 
     def __init__(self, player: Player, subscription: Subscription) -> None:
@@ -115,7 +115,7 @@ class Player:
         self._bus = bus
         self._map = game_map
         self._place = place
-        self._visits: list[Visit] = []
+        self._visits: list[TileVisit] = []
         self._receipts: list[Receipt] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._stopping = asyncio.Event()
@@ -161,7 +161,7 @@ class Player:
             self.report_trouble(error)
 
     async def _play(self) -> None:
-        entering: asyncio.Task[Visit] | None = None
+        entering: asyncio.Task[TileVisit] | None = None
         try:
             visit = await self._enter(self._channel())
             due = time.monotonic()
@@ -186,12 +186,12 @@ class Player:
         self._map.advance(time.monotonic())
         return self._map.channel(self._place)
 
-    async def _enter(self, channel: str) -> Visit:
-        visit = Visit(self, await self._bus.subscribe(channel).open())
+    async def _enter(self, channel: str) -> TileVisit:
+        visit = TileVisit(self, await self._bus.subscribe(channel).open())
         self._visits.append(visit)
         return visit
 
-    def _leave(self, visit: Visit) -> None:
+    def _leave(self, visit: TileVisit) -> None:
         if visit.leaving:
             return
         visit.leaving = True
@@ -199,12 +199,12 @@ class Player:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
 
-    async def _leave_visit(self, visit: Visit) -> None:
+    async def _leave_visit(self, visit: TileVisit) -> None:
         await visit.leave()
         self._visits.remove(visit)
         self._receipts.append(visit.check.receipt)
 
-    async def _publish(self, visit: Visit) -> None:
+    async def _publish(self, visit: TileVisit) -> None:
         times = self.published.setdefault(visit.channel, [])
         before_at = times[-1] if times else 0.0
         now = time.monotonic()

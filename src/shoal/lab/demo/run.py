@@ -23,7 +23,7 @@ from shoal.config import environment_of
 from shoal.lab.demo.balancer_events import AuditLogReader, BalancerEvents
 from shoal.lab.demo.crowds import Crowds, start_crowds
 from shoal.lab.demo.delivery_audit import Tally
-from shoal.lab.demo.frames import DemoFrame, Sampler, ServerRow, percentile, server_rows
+from shoal.lab.demo.frames import DemoFrame, Sampler, ServerFrame, percentile, server_rows
 from shoal.lab.demo.game_map import tiles_for
 from shoal.lab.demo.server_events import DemoEvent, ServerEvents
 from shoal.lab.demo.timeline import OPTIONS, SETTINGS, Timeline
@@ -236,7 +236,7 @@ class Demo:
             events=self._servers.events,
         )
 
-    def _rows(self) -> list[ServerRow]:
+    def _rows(self) -> list[ServerFrame]:
         return server_rows(self._cluster.status(), self._loads, self._balancer.draining, time.time())
 
     async def _read_loads(self) -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shoal.lab.demo.delivery_audit import Tally
-from shoal.lab.demo.frames import DemoFrame, DemoSecond, ServerRow
+from shoal.lab.demo.frames import DemoFrame, DemoSecond, ServerFrame
 from shoal.lab.demo.run import Summary
 from shoal.lab.demo.server_events import DemoEvent, EventKind
 from shoal.lab.demo.timeline import SETTINGS
@@ -171,7 +171,7 @@ def _servers(frame: DemoFrame, width: int) -> Panel:
     return _panel(table, f"{_plural(len(frame.servers), 'server')}, {changed}; load average {mean}, busiest {most}")
 
 
-def _server(row: ServerRow) -> Iterable[RenderableType]:
+def _server(row: ServerFrame) -> Iterable[RenderableType]:
     colour = "green" if row.state == "running" else "bold red"
     load = row.load
     return (

@@ -1,6 +1,6 @@
-"""What all experiments of the Dynamoth paper share, simulated or on real servers.
+"""Shared parts of all experiments of the Dynamoth paper, simulated or on real servers.
 
-Owns the paper's title, its limit for response times, where latencies come from, and how figure 4 looks.
+Owns the paper's title, its limit for response times, the source of latencies, and the layout of figure 4.
 """
 
 from __future__ import annotations

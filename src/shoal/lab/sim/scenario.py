@@ -2,7 +2,7 @@
 
     begin     participants start and find each other
     safety    applications work while faults occur
-    calm      faults have ended and every process is up; applications go on for a while
+    calm      faults have ended and every process is up; applications continue for a while
     liveness  applications are quiet; everything owed must arrive, everything must settle
 
 Owns the order of a run and its outcome. Knows no protocol: a subclass of `Scenario` builds the participants, drives
@@ -82,7 +82,7 @@ class Scenario:
     safety_s = 20.0
     """How long the safety phase lasts."""
     calm_s = 8.0
-    """How long applications go on in a healthy world after it."""
+    """How long applications continue in a healthy world after it."""
     liveness_s_max = LIVENESS_S_MAX
     """When the run ends at the latest, settled or not."""
 

@@ -49,7 +49,7 @@ class Heard(NamedTuple):
 
 
 class Scene:
-    """What an attacker knows: the server's name, its own key, and what it has overheard there so far."""
+    """An attacker's knowledge: the server's name, its own key, and the messages that it has overheard there so far."""
 
     def __init__(self, server: str, key: ClientKey, seed: int) -> None:
         self.server = server

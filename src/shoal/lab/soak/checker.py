@@ -28,7 +28,7 @@ from shoal.lab.soak import round_log
 from shoal.lab.soak.balance import Balance, BalanceLogReader
 from shoal.lab.soak.histogram import Histogram
 from shoal.lab.soak.load_shape import PROBE_PREFIX
-from shoal.lab.soak.move_report import MoveLogReader, MoveReport
+from shoal.lab.soak.move_report import MoveLogReader, MoveSummary
 from shoal.lab.soak.pauses import PauseMeter, Pauses
 from shoal.lab.soak.round_log import read_log
 from shoal.message import Gap, Message
@@ -38,7 +38,7 @@ VIOLATIONS_MAX: Final = 50
 
 
 class Severity(enum.StrEnum):
-    """The faults of a round, and so what is allowed in it."""
+    """The faults of a round, which decide what is allowed in it."""
 
     CALM = "calm"
     """No faults: everything arrives, no gap is reported, and subscriptions begin exactly at their baseline."""
@@ -80,7 +80,7 @@ class RoundReport(msgspec.Struct):
     """Those of `quiet` during which processors were never the limit."""
     free_moving: Histogram = msgspec.field(default_factory=Histogram)
     """Those of `beside` and `moved` during which processors were never the limit."""
-    movements: MoveReport = msgspec.field(default_factory=MoveReport)
+    movements: MoveSummary = msgspec.field(default_factory=MoveSummary)
     balance: Balance = msgspec.field(default_factory=Balance)
     subscriptions: int = 0
     gaps_false: int = 0

@@ -161,7 +161,7 @@ async def work(parent: Parent[Order]) -> None:
         running.result()
         parent.tell(EngineClientStatus(client.count, ended=True))
         orders = asyncio.create_task(parent.order())
-        while not orders.done():  # a reader goes on reading
+        while not orders.done():  # a reader continues reading
             await asyncio.wait({orders}, timeout=TELL_S)
             parent.tell(EngineClientStatus(client.count, ended=True))
 

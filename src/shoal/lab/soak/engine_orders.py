@@ -79,7 +79,7 @@ class ClientLog:
         self._file.write(f"{what} {at:.6f} {self._client} {emitter} {number} {filters or '-'}\n")
 
     def flush(self) -> None:
-        """Writes down what has been noted."""
+        """Writes the noted lines to the log."""
         self._file.flush()
 
 

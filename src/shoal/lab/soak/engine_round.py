@@ -173,7 +173,7 @@ class EngineOutcome(BaseOutcome):
         return dict(counts)
 
 
-class Client:
+class EngineClientProcess:
     """An emitter or a reader, in a process of its own."""
 
     def __init__(self, name: str, directory: Path) -> None:
@@ -195,8 +195,8 @@ class EngineRound:
         self._directory = directory
         self._outcome = outcome
         self._tell = tell
-        self._emitters = [Client(f"emitter-{number}", directory) for number in range(options.emitters)]
-        self._readers = [Client(f"reader-{number}", directory) for number in range(options.readers)]
+        self._emitters = [EngineClientProcess(f"emitter-{number}", directory) for number in range(options.emitters)]
+        self._readers = [EngineClientProcess(f"reader-{number}", directory) for number in range(options.readers)]
         self.engines = options.engines
         """Processes of the engine."""
         self._kills: list[float] = []
@@ -206,7 +206,7 @@ class EngineRound:
         self._began = time.monotonic()
 
     @property
-    def _clients(self) -> list[Client]:
+    def _clients(self) -> list[EngineClientProcess]:
         return [*self._emitters, *self._readers]
 
     async def execute(self) -> None:

@@ -57,7 +57,7 @@ FAST_SCALING_S_MAX: Final = 2.0
 IN_FORCE_MS_MAX: Final = 250.0
 
 
-class Change(NamedTuple):
+class ScaleChange(NamedTuple):
     """A change of the number of matchers, by the machine's monotonic clock."""
 
     began: float
@@ -80,7 +80,7 @@ class ScalingRound(EngineRound):
 
     async def _load(self, cluster: LocalCluster) -> None:
         self._phase = "load"
-        self.changes: list[Change] = []
+        self.changes: list[ScaleChange] = []
         self._start_load()
         await self._until(lambda: False, WARM_UP_S)
         await self._change(3, cluster)
@@ -97,13 +97,13 @@ class ScalingRound(EngineRound):
             for number in (2, 3):
                 await cluster.fleet.start_engine(number)
         await self._scale(1, matchers, 1)
-        self.changes.append(Change(began, time.monotonic(), matchers, cluster is not None))
+        self.changes.append(ScaleChange(began, time.monotonic(), matchers, cluster is not None))
 
 
-class Measured(NamedTuple):
+class ScaleMeasures(NamedTuple):
     """What one run has shown."""
 
-    changes: list[Change]
+    changes: list[ScaleChange]
     pauses_ms: list[float]
     quiet_pauses_ms: list[float]
     in_force_ms_p99: float
@@ -120,7 +120,7 @@ class Measured(NamedTuple):
 
 async def measure(
     events_per_s: int, changes_per_s: int, filters: int, cycles: int, options: ExperimentOptions
-) -> Measured:
+) -> ScaleMeasures:
     """Runs the load once."""
     soak = EngineSoakOptions(
         filters=filters,
@@ -150,7 +150,7 @@ async def measure(
     return evaluate(run.lines, run.changes, outcome)
 
 
-def evaluate(lines: Sequence[LogLine], changes: list[Change], outcome: EngineOutcome) -> Measured:
+def evaluate(lines: Sequence[LogLine], changes: list[ScaleChange], outcome: EngineOutcome) -> ScaleMeasures:
     """The measures, from the logs."""
     given: dict[str, list[float]] = defaultdict(list)
     asked: dict[tuple[str, int], float] = {}
@@ -169,7 +169,7 @@ def evaluate(lines: Sequence[LogLine], changes: list[Change], outcome: EngineOut
         times.sort()
     every = sorted(at for times in given.values() for at in times)
     verdict = outcome.verdict
-    return Measured(
+    return ScaleMeasures(
         changes=changes,
         pauses_ms=[_pause_ms(given, change.began, change.ended) for change in warm],
         quiet_pauses_ms=[_pause_ms(given, change.began - change.seconds, change.began) for change in warm],
@@ -215,7 +215,7 @@ def run(options: ExperimentOptions) -> ExperimentResult:
     return result(slow, fast)
 
 
-def result(slow: Measured, fast: Measured) -> ExperimentResult:
+def result(slow: ScaleMeasures, fast: ScaleMeasures) -> ExperimentResult:
     """The result of two runs: with the paper's load, and with its largest."""
     warm = [change for change in slow.changes if not change.with_start]
     pause = statistics.median(slow.pauses_ms)

@@ -72,7 +72,7 @@ class ForeignTotals(Totals):
     duplicates: int = 0
 
 
-class MoveReport(msgspec.Struct):
+class MoveSummary(msgspec.Struct):
     """The report on the moves of a round."""
 
     asked: int = 0
@@ -93,7 +93,7 @@ class MoveReport(msgspec.Struct):
     busy_moving: list[float] = []
     """The same while a channel was moving."""
 
-    def add(self, other: MoveReport) -> None:
+    def add(self, other: MoveSummary) -> None:
         """Adds another round; `settle_s` becomes the longer of both."""
         for name in ("asked", "ended", "replaced", "aborted", "subscriptions_closed", "idle_notices"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -164,10 +164,10 @@ class MoveLogReader:
         """Whether a channel (None: any channel) was moving at a time."""
         return bisect_right(self._moving.get(channel, ()), at) % 2 == 1
 
-    def sum_up(self, messages: Iterable[Published]) -> MoveReport:
+    def sum_up(self, messages: Iterable[Published]) -> MoveSummary:
         """The report; `messages` are all messages that were published."""
         fates = Counter(move.fate for move in self.ledger.moves)
-        found = MoveReport(
+        found = MoveSummary(
             asked=len(self.ledger.moves),
             ended=fates[Fate.ENDED],
             replaced=fates[Fate.REPLACED],
@@ -204,7 +204,7 @@ class MoveLogReader:
         found["idle channel moved"] = sum(move.channel.startswith(IDLE_PREFIX) for move in ended)
         return found
 
-    def _count_costs(self, found: MoveReport) -> None:
+    def _count_costs(self, found: MoveSummary) -> None:
         messages: dict[bool, Counter[str]] = {False: Counter(), True: Counter()}
         clients: dict[bool, set[tuple[str, int, int]]] = {False: set(), True: set()}
         for seen in self._control:

@@ -38,7 +38,7 @@ Message = tuple[str, int]
 """Channel, and number on it."""
 
 
-class Confirmed(msgspec.Struct, frozen=True):
+class ConfirmedMessages(msgspec.Struct, frozen=True):
     """A confirmed message: when it was published, and when it was confirmed."""
 
     published_us: int
@@ -124,12 +124,12 @@ class JobRows:
         }
 
 
-def read_log(path: Path) -> dict[Message, Confirmed]:
+def read_log(path: Path) -> dict[Message, ConfirmedMessages]:
     """The publishers' log."""
-    found: dict[Message, Confirmed] = {}
+    found: dict[Message, ConfirmedMessages] = {}
     for line in path.read_text().splitlines():
         channel, number, published_us, confirmed_us = line.split()
-        found[channel, int(number)] = Confirmed(int(published_us), int(confirmed_us))
+        found[channel, int(number)] = ConfirmedMessages(int(published_us), int(confirmed_us))
     return found
 
 
@@ -140,7 +140,7 @@ def check_directory(directory: Path, log: Path, kills: Sequence[ServerKill]) -> 
 
 
 def check(
-    confirmed: Mapping[Message, Confirmed],
+    confirmed: Mapping[Message, ConfirmedMessages],
     row_table: pa.Table,
     archive_table: pa.Table,
     window_table: pa.Table,
@@ -196,7 +196,7 @@ def check(
 
 def _is_reported(
     message: Message,
-    times: Confirmed,
+    times: ConfirmedMessages,
     ids: Mapping[Message, tuple[int, int, int]],
     gaps: Sequence[dict[str, Any]],
     kills: Sequence[ServerKill],

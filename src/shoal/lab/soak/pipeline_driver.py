@@ -106,7 +106,7 @@ class Jobs:
         return writer.start(str(self._directory / name))
 
     def _archive(self) -> None:
-        """Archives until `finish`, and then what is left."""
+        """Archives until `finish`, and then the remaining entries."""
         activate(self._spark)
         cluster = _Servers(self._order.url)
         try:
@@ -151,7 +151,7 @@ class Jobs:
         return max([self._archive_behind, *(lag(one["sources"][0]).entries for one in newest if one)])
 
     def finish(self) -> JobStatus:
-        """Reads what is left, closes all windows, and writes the results for the checker."""
+        """Reads the remaining entries, closes all windows, and writes the results for the checker."""
         for query in self._queries.values():
             query.processAllAvailable()
         self._stopping.set()

@@ -34,7 +34,7 @@ SETTLE_S: Final = 60.0
 """How long confirmations may take after the end of the load."""
 
 
-class Publishers:
+class PipelinePublishers:
     """All publishers, on one bus."""
 
     def __init__(self, bus: Bus, log: TextIOWrapper) -> None:
@@ -79,7 +79,7 @@ async def work(parent: Parent[PublisherOrder]) -> None:
         return
     with open(start.log, "w") as log:  # noqa: ASYNC230 - a line a message, buffered
         async with connect(start.url) as bus:
-            publishers, stop = Publishers(bus, log), asyncio.Event()
+            publishers, stop = PipelinePublishers(bus, log), asyncio.Event()
             running = asyncio.create_task(publishers.run(stop))
             reporting = asyncio.create_task(_report(parent, publishers))
             await parent.order()
@@ -94,7 +94,7 @@ async def work(parent: Parent[PublisherOrder]) -> None:
                 await parent.order()
 
 
-async def _report(parent: Parent[PublisherOrder], publishers: Publishers) -> None:
+async def _report(parent: Parent[PublisherOrder], publishers: PipelinePublishers) -> None:
     while True:
         parent.tell(PublisherStatus(publishers.published, publishers.confirmed, settled=False))
         await asyncio.sleep(STATUS_S)

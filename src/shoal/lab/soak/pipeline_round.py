@@ -235,7 +235,7 @@ class PipelineRound:
         await self._work()
         if self._options.kill_driver:
             self._phase = "the driver is killed"
-            os.killpg(self._driver.pid, signal.SIGKILL)  # with its Java, which would go on for a moment
+            os.killpg(self._driver.pid, signal.SIGKILL)  # with its Java, which would continue for a moment
             self._fault("driver killed")
             await self._start_driver()
             await self._work()

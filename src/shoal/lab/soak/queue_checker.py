@@ -48,7 +48,7 @@ class Attempt(msgspec.Struct):
         return min(self.ended, self.killed)
 
 
-class QueueReport(msgspec.Struct):
+class QueueFindings(msgspec.Struct):
     """The counts, and descriptions of violations."""
 
     accepted: int = 0
@@ -68,7 +68,7 @@ class QueueReport(msgspec.Struct):
         return round(median(self.takeovers_ms), 1) if self.takeovers_ms else None
 
 
-def judge(events: Iterable[Event], kills: Mapping[str, float]) -> QueueReport:
+def judge(events: Iterable[Event], kills: Mapping[str, float]) -> QueueFindings:
     """The verdict. `kills` has the time at which each killed client died."""
     accepted: set[MessageId] = set()
     unsure: set[MessageId] = set()
@@ -84,7 +84,7 @@ def judge(events: Iterable[Event], kills: Mapping[str, float]) -> QueueReport:
             attempts[message].append(Attempt(message, event.client, event.at, killed=killed))
         elif event.what in (ENDED, CONFIRMED, LOST):
             _close(attempts[message], event)
-    report = QueueReport(accepted=len(accepted), unsure=len(unsure), takeovers_ms=[], violations=[])
+    report = QueueFindings(accepted=len(accepted), unsure=len(unsure), takeovers_ms=[], violations=[])
     report.processed = sum(any(one.ended < math.inf for one in tries) for tries in attempts.values())
     report.repeated = sum(len(tries) - 1 for tries in attempts.values())
     report.lost = _tell(
@@ -162,7 +162,7 @@ def _takeovers_ms(attempts: Mapping[MessageId, Sequence[Attempt]]) -> Iterable[f
                 yield 1000 * (second.begun - first.killed)
 
 
-def _tell(report: QueueReport, kind: str, found: Iterable[str]) -> int:
+def _tell(report: QueueFindings, kind: str, found: Iterable[str]) -> int:
     """Adds descriptions; returns how many there are."""
     count = 0
     for text in found:

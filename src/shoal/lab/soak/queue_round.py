@@ -32,7 +32,7 @@ from shoal.coordination.interface import Coordinator
 from shoal.errors import CoordinatorError, ShoalError
 from shoal.lab.harness import LoadError, LoadProcess, Stop
 from shoal.lab.soak.outcome import BaseOutcome
-from shoal.lab.soak.queue_checker import QueueReport, judge
+from shoal.lab.soak.queue_checker import QueueFindings, judge
 from shoal.lab.soak.queue_orders import (
     BEGUN,
     ENDED,
@@ -113,7 +113,7 @@ class QueueOutcome(BaseOutcome):
         corners += ["message taken over"] if CONSUMER in killed else []
         corners += ["shard moved"] if options.moves else []
         super().__init__("queue", corners)
-        self.verdict = QueueReport()
+        self.verdict = QueueFindings()
         self.moved = 0
 
     @property
@@ -121,7 +121,7 @@ class QueueOutcome(BaseOutcome):
         """Shards that have moved."""
         return self.moved
 
-    def judge(self, verdict: QueueReport) -> None:
+    def judge(self, verdict: QueueFindings) -> None:
         """Takes the verdict."""
         self.rounds += 1
         self.verdict = verdict
@@ -152,7 +152,7 @@ class QueueOutcome(BaseOutcome):
         }
 
 
-class Client:
+class QueueClientProcess:
     """A producer or consumer process; after a kill another one takes its place, under another name."""
 
     def __init__(self, role: str, number: int) -> None:
@@ -188,7 +188,7 @@ class QueueRound:
         self._outcome = outcome
         self._tell = tell
         self._random = Random(f"queue {options.seed}")
-        self._clients: list[Client] = []
+        self._clients: list[QueueClientProcess] = []
         self._killed: dict[str, float] = {}
         self._phase = "starting the cluster"
         self._began = time.monotonic()
@@ -208,7 +208,7 @@ class QueueRound:
             queue = bus.queue(QUEUE)
             await queue.create(SETTINGS)
             roles = [PRODUCER] * PRODUCERS + [CONSUMER] * self._options.consumers
-            self._clients = [Client(role, number) for number, role in enumerate(roles)]
+            self._clients = [QueueClientProcess(role, number) for number, role in enumerate(roles)]
             await asyncio.gather(*map(self._start, self._clients))
             self._phase = "clients start"
             if not await self._until(lambda: all(one.messages for one in self._clients), READY_S_MAX):
@@ -221,7 +221,7 @@ class QueueRound:
         events = [event for path in self._directory.glob("*.log") for event in read_events(path)]
         self._outcome.judge(await asyncio.to_thread(judge, events, self._killed))
 
-    async def _start(self, client: Client) -> None:
+    async def _start(self, client: QueueClientProcess) -> None:
         client.life += 1
         client.before, client.status = client.messages, ClientStatus(0)
         log = self._directory / f"{client.name}.err"
@@ -259,7 +259,7 @@ class QueueRound:
             self._killed[victim.name] = time.monotonic()
             await self._start(victim)
 
-    def _is_working(self, consumer: Client) -> bool:
+    def _is_working(self, consumer: QueueClientProcess) -> bool:
         """Whether a consumer has begun a message and has not ended it: then another one must take it over."""
         path = self._directory / f"{consumer.name}.log"
         begun = Counter(event.what for event in read_events(path)) if path.exists() else Counter[str]()

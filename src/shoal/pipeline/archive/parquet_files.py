@@ -83,7 +83,7 @@ def archive_slices(
     login: Login, archive: ArchiveLocation, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[pa.RecordBatch]:
     """Reads slices and writes their rows into files. Returns a row for each file, and one for a slice without a file.
-    If a server cannot be read, the rows of its slices contain the error; other slices go on."""
+    If a server cannot be read, the rows of its slices contain the error; other slices continue."""
     for batch in batches:
         for row in batch.to_pylist():
             yield pa.RecordBatch.from_pylist(_archive_slice(login, archive, row), schema=DONE_SCHEMA)

@@ -29,7 +29,7 @@ ROLE: Final = "reader"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterAddress:
+class SourceAddress:
     """A coordinator that knows the servers, or a fixed list of servers."""
 
     login: Login
@@ -88,17 +88,17 @@ class ClusterAddress:
         return BlockingConnection(where.host, where.port, where.username, where.password, dial=dial)
 
 
-def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> ClusterAddress:
+def read_cluster_address(options: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> SourceAddress:
     """The cluster that the options name: by `coordinator`, or by `servers` with `user` and `password`, else the local
     cluster in `statedir`."""
     user, password = options.get("user"), options.get("password")
     if "servers" in options:
         if "coordinator" in options:
             raise ConfigError("both servers and coordinator are given", do="give one of them")
-        return ClusterAddress(Login(user, password), None, listed_servers(options["servers"]))
+        return SourceAddress(Login(user, password), None, listed_servers(options["servers"]))
     url = options.get("coordinator") or _local_url(options.get("statedir"), environ)
     address = parse_address(url, user, password)
-    return ClusterAddress(Login(address.username, address.password, address.tls), address)
+    return SourceAddress(Login(address.username, address.password, address.tls), address)
 
 
 def _local_url(state_dir: str | None, environ: Mapping[str, str]) -> str:

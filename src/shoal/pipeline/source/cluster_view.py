@@ -40,7 +40,7 @@ class ServerView:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterSnapshot:
+class SourceSnapshot:
     """The servers that answered, by id."""
 
     at_ms: int
@@ -116,7 +116,7 @@ class ClusterView:
             return 0.0
         return max(0.0, max(since) + self._options.server_wait_s - time.monotonic())
 
-    def refresh(self, more: Iterable[str] = ()) -> ClusterSnapshot:
+    def refresh(self, more: Iterable[str] = ()) -> SourceSnapshot:
         """Queries all servers of the ring, and those of `more` that have left it. Returns the ones that answer."""
         at_ms = int(time.time() * 1000)
         views: dict[str, ServerView] = {}
@@ -128,7 +128,7 @@ class ClusterView:
                 views[id] = self._view(streams)
         if not views and self._ring:
             raise ConnectError(f"no server of {self._options.cluster.name} answers", do="see `shoal status`")
-        return ClusterSnapshot(at_ms, views)
+        return SourceSnapshot(at_ms, views)
 
     def _view(self, streams: ServerStreams) -> ServerView:
         kind = self._options.kind

@@ -169,7 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._options.rows_max) if self._options.rows_max else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """The newest entries, which Spark shows beside how far it has read."""
+        """The newest entries, which Spark shows beside its own position."""
         return self._written(self._planner.first(LATEST))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

@@ -15,7 +15,7 @@ from shoal.pipeline.source.offsets import NOTHING, ServerOffset, read_offset
 
 
 class Lag(NamedTuple):
-    """How far reading is behind what is recorded."""
+    """How far reading is behind recording."""
 
     entries: int
     """Entries that exist and were not read. Streams on servers before Redis 7 count as one if they have any."""

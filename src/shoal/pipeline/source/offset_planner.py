@@ -26,7 +26,7 @@ from typing import Final
 from shoal.errors import ConfigError, ConnectError, PipelineError
 from shoal.logs import get_log
 from shoal.pipeline.source.backlog import Backlog, BacklogProbe, End, ServerSilentError
-from shoal.pipeline.source.cluster_view import ClusterSnapshot, ClusterView, ServerView
+from shoal.pipeline.source.cluster_view import ClusterView, ServerView, SourceSnapshot
 from shoal.pipeline.source.offsets import (
     ANY,
     NOTHING,
@@ -40,7 +40,7 @@ from shoal.pipeline.source.offsets import (
     slices,
 )
 from shoal.pipeline.source.options import LATEST, SourceOptions, Start
-from shoal.pipeline.source.parts import Part, Retry, report_loss
+from shoal.pipeline.source.parts import Part, ReadRetry, report_loss
 from shoal.pipeline.source.streams import CLOCK_STEP_MS
 from shoal.pipeline.source.time_cut import find_cut
 from shoal.plan.ring import ServerAddress
@@ -110,7 +110,7 @@ class OffsetPlanner:
             time.sleep(min(self._cluster.wait_s(), WAIT_PAUSE_S))
 
     def _next(
-        self, start: Offset, snapshot: ClusterSnapshot, rows_max: int, until: Offset | None
+        self, start: Offset, snapshot: SourceSnapshot, rows_max: int, until: Offset | None
     ) -> dict[str, ServerOffset]:
         self._warn_if_unrecorded(snapshot)
         views = snapshot.servers
@@ -156,13 +156,13 @@ class OffsetPlanner:
 
     # -- offsets
 
-    def _latest(self, snapshot: ClusterSnapshot) -> dict[str, ServerOffset]:
+    def _latest(self, snapshot: SourceSnapshot) -> dict[str, ServerOffset]:
         """The offset after everything recorded until now. Servers that do not answer start when they do."""
         backlogs = _everything(snapshot)
         found = _offset_at(snapshot, backlogs, self._ends(backlogs, snapshot.at_ms, 0))
         return found | {server: ServerOffset({}, at_latest=True) for server in self._cluster.silent_servers()}
 
-    def _since(self, snapshot: ClusterSnapshot, from_ms: int) -> dict[str, ServerOffset]:
+    def _since(self, snapshot: SourceSnapshot, from_ms: int) -> dict[str, ServerOffset]:
         """The offset before everything recorded from a time on. A stream without older entries is not in it, and is
         read from its oldest entry."""
         if from_ms > snapshot.at_ms:
@@ -175,7 +175,7 @@ class OffsetPlanner:
         older = {each.name: ends[each.name] for each in backlogs if ends[each.name].unread or not each.info.length}
         return _offset_at(snapshot, backlogs, {name: end.position for name, end in older.items()})
 
-    def _warn_if_unrecorded(self, snapshot: ClusterSnapshot) -> None:
+    def _warn_if_unrecorded(self, snapshot: SourceSnapshot) -> None:
         """Warns once if there is nothing to read and no agent is going to write anything."""
         kind = self._options.kind
         if self._warned or any(view.keys for view in snapshot.servers.values()):
@@ -188,7 +188,7 @@ class OffsetPlanner:
                 _log.warning("nothing to read: no server records this channel", **kind.asked)
 
     def _backlogs(self, server: str, view: ServerView, before: ServerOffset, at_ms: int) -> list[Backlog]:
-        """The unread entries of each stream of a server. Reports what was lost."""
+        """The unread entries of each stream of a server. Reports lost entries."""
         found = []
         for name, info in view.infos.items():
             at = before.streams.get(name)
@@ -327,7 +327,7 @@ class OffsetPlanner:
     def _infos(self, server: str, names: set[str]) -> tuple[dict[str, bytes], dict[str, StreamInfo]]:
         """The keys of all streams of a server, and the state of some. A batch is planned for these, so a server that
         does not answer is retried, and then it is an error."""
-        retry, kind = Retry(server), self._options.kind
+        retry, kind = ReadRetry(server), self._options.kind
         while True:
             try:
                 with self._cluster.open(server) as streams:
@@ -357,7 +357,7 @@ def _ahead_ms(info: StreamInfo, view: ServerView, at_ms: int) -> int:
     return info.last.ms - at_ms if is_future else view.ahead_ms
 
 
-def _everything(snapshot: ClusterSnapshot) -> list[Backlog]:
+def _everything(snapshot: SourceSnapshot) -> list[Backlog]:
     """All entries of all streams."""
     return [
         Backlog(server, name, view.keys[name], None, info.oldest, info, _ahead_ms(info, view, snapshot.at_ms))
@@ -367,7 +367,7 @@ def _everything(snapshot: ClusterSnapshot) -> list[Backlog]:
 
 
 def _offset_at(
-    snapshot: ClusterSnapshot, backlogs: Sequence[Backlog], ends: Mapping[str, Position]
+    snapshot: SourceSnapshot, backlogs: Sequence[Backlog], ends: Mapping[str, Position]
 ) -> dict[str, ServerOffset]:
     """The offset with these ends of backlogs, by name."""
     return {

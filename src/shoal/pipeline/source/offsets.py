@@ -354,8 +354,8 @@ class Slice:
 
 
 def slices(stream: str, start: Position, end: Position, first_ms: int, parts: int) -> list[Slice]:
-    """Splits what is between two positions into parts of about equal time. `first_ms` is a lower bound for the time of
-    the first entry."""
+    """Splits the entries between two positions into parts of about equal time. `first_ms` is a lower bound for the time
+    of the first entry."""
     after = START if start.restarted(end) else start.id
     if after == end.id:
         return []

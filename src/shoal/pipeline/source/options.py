@@ -35,7 +35,7 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 from shoal.errors import ConfigError
-from shoal.pipeline.source.cluster_address import ClusterAddress, read_cluster_address
+from shoal.pipeline.source.cluster_address import SourceAddress, read_cluster_address
 from shoal.pipeline.source.kinds import Kind, kind_of
 from shoal.pipeline.source.offsets import ServerOffset, read_offset
 
@@ -82,7 +82,7 @@ class SourceOptions:
     """Options of a reader."""
 
     kind: Kind
-    cluster: ClusterAddress
+    cluster: SourceAddress
     starting: Start
     ending: Start
     fail_on_data_loss: bool

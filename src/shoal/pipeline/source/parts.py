@@ -65,7 +65,7 @@ def report_loss(what: str, why: Loss | str, fail: bool) -> None:
     _log.warning("entries are lost; reading continues with the oldest entry left", what=what, why=str(why))
 
 
-class Retry:
+class ReadRetry:
     """Counts failed attempts to reach a server, and pauses between them."""
 
     def __init__(self, server: str) -> None:
@@ -89,7 +89,7 @@ class Retry:
 
 def read_part(part: Part) -> Iterator[pa.RecordBatch]:
     """The rows of a part, in the order of each stream."""
-    reader, retry = _PartReader(part), Retry(part.server.id)
+    reader, retry = _PartReader(part), ReadRetry(part.server.id)
     while not reader.done:
         try:
             with ServerStreams(part.server, part.login) as streams:

@@ -16,8 +16,8 @@ AIM: Final = 0.95
 """The part of the limit that interpolation aims at."""
 
 PROBES_MAX: Final = 12
-"""After this many counts any batch with an entry will do. If there is none yet, the search goes on: it halves the span
-of time at least every third count, so it ends."""
+"""After this many counts any batch with an entry will do. If there is none yet, the search continues: it halves the
+span of time at least every third count, so it ends."""
 
 BISECT_EVERY: Final = 3
 

@@ -40,7 +40,7 @@ _decode_filter: Final = msgspec.msgpack.Decoder(Filter).decode
 _decode_event: Final = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
-class EngineLoad:
+class EngineWorkload:
     """A load in a directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -74,7 +74,7 @@ class EngineLoad:
 
 
 class EngineEvents:
-    """Events in their wire form. They are repeated for ever."""
+    """Events in their wire form. They are repeated forever."""
 
     def __init__(self, wires: list[bytes], clients: list[int], matches: list[int]) -> None:
         self.wires = wires
@@ -98,7 +98,7 @@ class EngineEvents:
         return sum(self._matches[place] for place in self.places(first, count))
 
 
-def make_load(name: str, sizes: Sequence[int], directory: Path) -> EngineLoad:
+def make_load(name: str, sizes: Sequence[int], directory: Path) -> EngineWorkload:
     """Makes a load for some numbers of filters, in ascending order."""
     directory.mkdir(parents=True, exist_ok=True)
     filters = wire_table(_air_filters(max(sizes)) if name == AIR else _hard_filters(max(sizes)))
@@ -120,7 +120,7 @@ def make_load(name: str, sizes: Sequence[int], directory: Path) -> EngineLoad:
         columns = {"events": table.data, "event-offsets": table.offsets, "clients": clients, "matches": matches[kept]}
         for column, values in columns.items():
             np.save(directory / f"{column}-{size}.npy", np.asarray(values))
-    return EngineLoad(directory)
+    return EngineWorkload(directory)
 
 
 def _hard_filters(count: int) -> Iterable[bytes]:

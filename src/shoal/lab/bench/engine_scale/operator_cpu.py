@@ -22,7 +22,7 @@ from shoal.engine.links import Batch, Change, Changes, Events, Found, Part, deco
 from shoal.engine.matcher import Matcher
 from shoal.engine.messages import Event, pack, unpack
 from shoal.engine.subscription_table import owners
-from shoal.lab.bench.engine_scale.load import CLIENTS, EngineLoad
+from shoal.lab.bench.engine_scale.load import CLIENTS, EngineWorkload
 from shoal.lab.bench.match import frozen_heap
 from shoal.limits import DEFAULT_LIMITS
 
@@ -41,7 +41,7 @@ _EMITTER: Final = 99
 class OperatorCpu:
     """The costs of one load with one number of filters, in us of CPU for an event."""
 
-    def __init__(self, load: EngineLoad, filters: int, matchers_max: int, exits: Sequence[int]) -> None:
+    def __init__(self, load: EngineWorkload, filters: int, matchers_max: int, exits: Sequence[int]) -> None:
         self._load = load
         events = load.events(filters)
         self._batches = _batches(events.wires[: EVENTS[events.matches(0, 256) > 256 * BATCH]])

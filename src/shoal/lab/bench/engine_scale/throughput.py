@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 from shoal.cluster.local import LocalCluster
 from shoal.engine.engine_report import EngineReport
 from shoal.lab.bench.engine_layouts import EngineLayouts, Layout
-from shoal.lab.bench.engine_scale.load import AIR, EngineLoad, make_load
+from shoal.lab.bench.engine_scale.load import AIR, EngineWorkload, make_load
 from shoal.lab.bench.engine_scale.operator_cpu import OperatorCpu
 from shoal.lab.bench.engine_scale.projection import EXITS, MATCHERS, CpuByOperator, with_transport
 from shoal.lab.bench.engine_scale.worker import REPORTS, AddFilters, Done, Emit, FindAll, Listen, Receive
@@ -203,7 +203,7 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
 
 
 async def _point(
-    bed: EngineBed, load: EngineLoad, path: str, name: str, size: int, layout: Layout, rounds: int
+    bed: EngineBed, load: EngineWorkload, path: str, name: str, size: int, layout: Layout, rounds: int
 ) -> Point:
     events = load.events(size)
     first = 0

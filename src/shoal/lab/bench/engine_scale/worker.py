@@ -21,7 +21,7 @@ from shoal.bus.event_reader import Matching
 from shoal.bus.subscription import Subscription
 from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
-from shoal.lab.bench.engine_scale.load import CLIENTS, EngineLoad
+from shoal.lab.bench.engine_scale.load import CLIENTS, EngineWorkload
 from shoal.lab.harness import Parent, Ready, run_worker
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Match, Message
@@ -100,16 +100,16 @@ class Client:
         self.stack = contextlib.AsyncExitStack()
         self._buses: list[shoal.Bus] = []
         self._readers: list[Matching] = []
-        self._loads: dict[str, EngineLoad] = {}
+        self._loads: dict[str, EngineWorkload] = {}
         self._index = Index()
         self._indexed = ("", 0)
         self._taken = self._wanted = self._matches = self._gaps = 0
         self._all = asyncio.Event()
 
-    def load(self, path: str) -> EngineLoad:
+    def load(self, path: str) -> EngineWorkload:
         """A load, mapped once."""
         if path not in self._loads:
-            self._loads[path] = EngineLoad(Path(path))
+            self._loads[path] = EngineWorkload(Path(path))
         return self._loads[path]
 
     async def bus(self, url: str, number: int = 0) -> shoal.Bus:
@@ -127,7 +127,7 @@ class Client:
             self._start_reading(self._readers[-1])
         await asyncio.gather(*(self._add(load, reader, client, order) for client, reader in enumerate(self._readers)))
 
-    async def _add(self, load: EngineLoad, reader: Matching, client: int, order: AddFilters) -> None:
+    async def _add(self, load: EngineWorkload, reader: Matching, client: int, order: AddFilters) -> None:
         numbers = [number for number in range(order.first, order.last) if number % CLIENTS == client]
         for at in range(0, len(numbers), ADD_MANY):
             some = numbers[at : at + ADD_MANY]
@@ -202,7 +202,7 @@ class Client:
 
 
 async def work(parent: Parent[Order]) -> None:
-    """Does what is ordered."""
+    """Carries out orders."""
     client = Client()
     async with client.stack:
         while (order := await parent.order()) is not None:

@@ -35,7 +35,7 @@ _PLAIN: Final = re.compile(
 """The usual form of a quote in the data set; other lines are parsed by `shoal.filters`."""
 
 
-class Walk(Sequence[Quote]):
+class PriceWalk(Sequence[Quote]):
     """The generated quotes of one stock. Each is made when it is asked for: most loads use a few of them."""
 
     def __init__(self, symbol: str, rows: Sequence[Sequence[float]], dates: Sequence[str]) -> None:
@@ -69,7 +69,7 @@ def generate(symbols: list[str], days: int, rng: np.random.Generator) -> Quotes:
     volume = 100 * np.rint(usual * np.exp(wave + rng.normal(0, 0.3, shape)) / 100)
     tables = [np.round(values, 2).tolist() for values in (opened, high, low, close, volume)]
     dates = [_spelled(_LAST_DAY - timedelta(days=ago)) for ago in range(days)]
-    return {symbol: Walk(symbol, rows, dates) for symbol, *rows in zip(symbols, *tables, strict=True)}
+    return {symbol: PriceWalk(symbol, rows, dates) for symbol, *rows in zip(symbols, *tables, strict=True)}
 
 
 def symbols(count: int, taken: Container[str] = ()) -> list[str]:

@@ -213,7 +213,7 @@ class RunningGame:
         )
 
     async def _settle(self) -> None:
-        """Stops the players and waits for their last updates; what is missing then is lost."""
+        """Stops the players and waits for their last updates; updates that are missing then are lost."""
         await self._crowds.stop()
         deadline = time.monotonic() + SETTLE_S_MAX
         while (lost := await self._crowds.audit()) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells

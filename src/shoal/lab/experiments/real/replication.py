@@ -85,7 +85,7 @@ SETUP_B: Final = ReplicationSetup(
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SizePoint:
     """The measurements for one size."""
 
     size: int
@@ -122,12 +122,12 @@ def run_b(options: ExperimentOptions) -> ExperimentResult:
 def _run(setup: ReplicationSetup, options: ExperimentOptions) -> ExperimentResult:
     """One server, then three."""
     latencies, limit = latencies_of(options), setup.link.limit
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[SizePoint]] = {}
     for servers in SERVERS:
         label = "1 server" if servers == 1 else f"{servers} servers"
         options.note(f"{setup.name}: {label}")
 
-        async def work(network: ExperimentNetwork, servers: int = servers) -> list[Point]:
+        async def work(network: ExperimentNetwork, servers: int = servers) -> list[SizePoint]:
             return await measure_sizes(setup, servers, network, latencies, options)
 
         points[label] = run_on_network(limit, work)
@@ -140,9 +140,9 @@ async def measure_sizes(
     network: ExperimentNetwork,
     latencies: Latencies,
     options: ExperimentOptions,
-) -> list[Point]:
+) -> list[SizePoint]:
     """Measures one size after the other, up to the first with undelivered messages."""
-    found: list[Point] = []
+    found: list[SizePoint] = []
     async with (
         limited_cluster(network, setup.link, servers) as cluster,
         start_clients(network) as clients,
@@ -162,14 +162,14 @@ async def measure_sizes(
     return found
 
 
-def median_point(points: list[Point]) -> Point:
+def median_point(points: list[SizePoint]) -> SizePoint:
     """The point with the median response time; undelivered messages make it infinite."""
     return sorted(points, key=lambda point: point.judged_ms)[len(points) // 2]
 
 
 async def _measure(
     setup: ReplicationSetup, size: int, clients: MeasuringClients, meter: ServerMeter, network: ExperimentNetwork
-) -> Point:
+) -> SizePoint:
     await clients.measure(WARM_UP_S, PUBLICATIONS_PER_S, LATE_S)
     seen = await observe(
         network,
@@ -180,7 +180,7 @@ async def _measure(
         wait_s_max=LATE_S,
         report_s=REPORT_S,
     )
-    return Point(
+    return SizePoint(
         size=size,
         response_ms=seen.window.response_ms,
         delay_p50_ms=seen.window.delay_ms(50),
@@ -197,7 +197,7 @@ async def _measure(
 # -- the result ----------------------------------------------------------------------------------------------
 
 
-def supported(points: list[Point], limited: bool) -> float:
+def supported(points: list[SizePoint], limited: bool) -> float:
     """The size up to which the response time stays under the limit, interpolated between two measured sizes. Where
     links are not limited, servers must also stay below the load ratio at which they would fail."""
     most, before_ms = 0.0, 0.0
@@ -213,7 +213,7 @@ def supported(points: list[Point], limited: bool) -> float:
 
 
 def _result(
-    setup: ReplicationSetup, points: dict[str, list[Point]], limited: bool, latencies: Latencies
+    setup: ReplicationSetup, points: dict[str, list[SizePoint]], limited: bool, latencies: Latencies
 ) -> ExperimentResult:
     largest = {label: supported(found, limited) for label, found in points.items()}
     single, several = points.values()
@@ -257,7 +257,7 @@ def _result(
     )
 
 
-def _table(setup: ReplicationSetup, points: dict[str, list[Point]], largest: dict[str, float]) -> Table:
+def _table(setup: ReplicationSetup, points: dict[str, list[SizePoint]], largest: dict[str, float]) -> Table:
     rows: list[tuple[str, ...]] = [
         (
             str(point.size),
@@ -279,7 +279,7 @@ def _table(setup: ReplicationSetup, points: dict[str, list[Point]], largest: dic
     return Table(f"{setup.name} on real servers", headings, rows)
 
 
-def _drawing(setup: ReplicationSetup, points: dict[str, list[Point]]) -> Drawing:
+def _drawing(setup: ReplicationSetup, points: dict[str, list[SizePoint]]) -> Drawing:
     lines = [
         Line(label, [float(point.size) for point in found], [point.judged_ms for point in found])
         for label, found in points.items()
@@ -288,7 +288,9 @@ def _drawing(setup: ReplicationSetup, points: dict[str, list[Point]]) -> Drawing
     return figure_4(f"figure-{setup.figure}-real", title, setup.grows, lines)
 
 
-def _paragraph(setup: ReplicationSetup, points: dict[str, list[Point]], largest: dict[str, float], ratio: float) -> str:
+def _paragraph(
+    setup: ReplicationSetup, points: dict[str, list[SizePoint]], largest: dict[str, float], ratio: float
+) -> str:
     shown: dict[str, Any] = {
         label: ", ".join(f"{point.size}: {response_text(point.judged_ms)}" for point in found)
         for label, found in points.items()

@@ -502,7 +502,7 @@ class ModelCoordinator:
 
     def fill_disk(self, until: float) -> None:
         """Until that virtual time, all writes are refused, as by a Redis that cannot write its append-only file. Reads
-        go on, and leases run out."""
+        continue, and leases run out."""
         self._full_until = until
 
     # What clients call

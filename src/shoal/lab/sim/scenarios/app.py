@@ -112,7 +112,7 @@ class App:
         return self._record
 
     def _note_identity(self) -> None:
-        """A bus whose identity was revoked goes on as another client; the one before counts as crashed."""
+        """A bus whose identity was revoked continues as another client; the one before counts as crashed."""
         if self.started and self._record.client != self.bus.client_id:
             self._record.crashed, self._record.ended_at = True, self.run.world.now
             self._record = self._new_record(self.bus.client_id)

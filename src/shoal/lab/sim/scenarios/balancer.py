@@ -130,12 +130,12 @@ class BalancerRun(MovesRun):
     pin_pause_s = 5.0
     pins_released = 0.4
     deposed = 0.3
-    """How often a fault only prevents the leader from renewing its lease. Its process goes on with its state, and leads
-    again when the next leader fails."""
+    """How often a fault only prevents the leader from renewing its lease. Its process keeps its state, and leads again
+    when the next leader fails."""
     shift_s = 4.0, 10.0
     """Time between two changes of the load."""
     rests = True
-    """Whether the run goes on until moves have stopped under steady load."""
+    """Whether the run continues until moves have stopped under steady load."""
     recorded_share = 0.3
     """Share of the runs in which one channel is recorded and drained servers stay until their records are archived."""
     archive_s = 10.0
@@ -409,7 +409,7 @@ class BalancerRun(MovesRun):
                     )
 
     async def stop_before_write(self, node: Node, probability: float) -> None:
-        """Called before a leader writes a decision; its process may be paused here, and then goes on with the write."""
+        """Called before a leader writes a decision; its process may be paused here, and continues with the write."""
         rng = self.world.rng("stop")
         if self.faults.active and not self.peaceful and rng.random() < probability * self.mix.struck:
             self.balance.seen["leader stopped before a write"] += 1

@@ -200,7 +200,7 @@ class _Judge:
     def _epoch(self, at: float, gap: Gap) -> int:
         """The epoch of the stream that a gap is about; 0 where a client has one stream on a channel. A gap does not
         name it. So it is one that has all numbers of the gap, of which none was delivered or is in a closed gap: first
-        one with messages that are owed, then one that goes on with the number behind the gap, then one that ends with
+        one with messages that are owed, then one that continues with the number behind the gap, then one that ends with
         the gap."""
         if self.expect.idle_s is None or not gap.publisher:
             return 0

@@ -71,7 +71,7 @@ HEAD_HIT: Final = 0.5
 LOOK_S: Final = 0.02
 """How often the engines are looked at, to count what they do."""
 SLOW_EXIT_S: Final = ((0.05, 0.6), (0.05, 0.6), (0.8, 2.0))
-"""For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it goes on with the
+"""For how long an exit point sleeps, or is cut off from a server, while a change is prepared: it continues with the
 change, or it is silent for so long that the instance ends."""
 CUT_S: Final = (0.3, 1.0)
 """For how long a process that dies is cut off from a server, in the variant with cuts; it dies after the first time."""
@@ -574,7 +574,8 @@ class EngineRun(ChannelScenario):
     def heals(self) -> bool:
         """Whether a client asks for what an exit point has sent it: if that has died, a gap follows."""
         subs = [sub for app in self.apps if app.router is not None for sub in app.router.subscriptions]
-        return any(stream.has_hole() or stream.doubted_at is not None for sub in subs for _, stream in sub.all_streams())
+        streams = [stream for sub in subs for _, stream in sub.all_streams()]
+        return any(stream.has_hole() or stream.doubted_at is not None for stream in streams)
 
     def finish(self) -> bool:
         """Counts what clients did."""

@@ -53,7 +53,7 @@ FEW_FAULTS: Final[dict[str, Any]] = {
     "crashes_per_s": 0.0,
 }  # fmt: skip
 """Where a publisher is silent while an agent restarts, agents load quickly, wait less for clients that do not answer a
-resync, and there are few other faults: the publisher must go on before its lease is over."""
+resync, and there are few other faults: the publisher must continue before its lease is over."""
 COPIES_MAX: Final = 300
 """A message that agents forward more often than this circulates without end."""
 BEACONS_FACTOR: Final = 20
@@ -73,7 +73,7 @@ class MovesRun(ChannelScenario):
     fault_pace = 2.3
     """Higher than in `channels`, because some runs begin with a time without faults."""
     calm_s = 6.5
-    """Moves go on in it, and the last ones must end."""
+    """Moves continue in it, and the last ones must end."""
     plain_publishers = 0.5
     """Share of the runs in which plain clients publish on every server."""
     peaceful_share = 0.7

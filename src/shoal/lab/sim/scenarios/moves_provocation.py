@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.moves import MovesRun
 
 SILENT_S: Final = 2.0
-"""How long the publisher is silent at most: less than the rest of a lease, so that it may go on at once."""
+"""How long the publisher is silent at most: less than the rest of a lease, so that it may continue at once."""
 AGENT_RESTART_S: Final = (0.05, 0.1)
 AGENT_DOWN_S: Final = (5.0, 6.0)
 """How long the agent is down: at first it only restarts, later it stays down until its server has left the ring."""
@@ -46,8 +46,8 @@ def rests(book: PlanBook, channel: str) -> bool:
 class SilentPublisher(Provocation):
     """A publisher is silent while its channel moves and the agent of the old server restarts: the handover waits for
     it. When subscribers may leave the old server, an application subscribes at the new one only, that agent dies, and
-    the publisher goes on at the old server. The new subscriber misses a message that was not forwarded. It learns of it
-    when the publisher announces the stream, and knows the stream if the handover named it."""
+    the publisher continues at the old server. The new subscriber misses a message that was not forwarded. It learns of
+    it when the publisher announces the stream, and knows the stream if the handover named it."""
 
     counter = "publisher is silent in a resync during a move"
 
@@ -122,9 +122,9 @@ class SilentPublisher(Provocation):
 
 class UnheardPublisher(Provocation):
     """A publisher is silent while the agent of its server restarts, so that the agent does not know of it, and an
-    application subscribes. Then agent and subscriber lose their connections, and the publisher goes on and dies before
-    the agent is back. The agent's process has lived since before the subscription began, but it does not know all
-    publishers of that time. If it says that it remembers that time, the subscriber reports no gap."""
+    application subscribes. Then agent and subscriber lose their connections, and the publisher continues and dies
+    before the agent is back. The agent's process has been running since before the subscription began, but it does not
+    know all publishers of that time. If it says that it remembers that time, the subscriber reports no gap."""
 
     counter = "publisher is unheard and dies"
 
@@ -185,7 +185,7 @@ class UnheardPublisher(Provocation):
             )
 
     def _lose(self, talker: App, app: App, channel: str, server: str) -> None:
-        """Agent and subscriber lose their connections, and the publisher goes on."""
+        """Agent and subscriber lose their connections, and the publisher continues."""
         run, client, core = self.run, talker.record.client, self._core(server)
         if core is None:
             talker.node.resume()

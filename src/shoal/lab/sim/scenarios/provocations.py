@@ -1,7 +1,7 @@
-"""Sequences of faults in which a single rule decides, and which random faults hardly ever produce.
+"""Sequences of faults in which a single rule matters, and which random faults hardly ever produce.
 
 Owns the sequences. Each waits for a situation in which it can begin, causes its faults in order, and gives up if the
-run goes another way. They use the faults of `shoal.lab.sim.world.faults`, and end with them.
+run takes another path. They use the faults of `shoal.lab.sim.world.faults`, and end with them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shoal.lab.sim.scenarios.cluster import ChannelScenario
 
 LOOK_S: Final = 0.1
-"""How often a sequence checks whether it can go on."""
+"""How often a sequence checks whether it can continue."""
 BEGIN_LOOK_S: Final = 0.5
 """How often a sequence checks whether it can begin."""
 LATE_S_MAX: Final = 6.0
@@ -95,7 +95,7 @@ class Provocation:
             app.process.call(app.burst, channel, count)
 
     def reset_agent(self, server: str) -> None:
-        """The agent of a server loses its connections there; its process goes on."""
+        """The agent of a server loses its connections there; its process continues."""
         self.reset(f"agent-{server}", [server])
 
     def reset(self, node: str, servers: Collection[str]) -> None:

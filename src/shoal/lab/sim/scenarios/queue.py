@@ -437,7 +437,7 @@ class QueueRun(Scenario):
         return was_up
 
     def violated(self, kind: str, text: str) -> None:
-        """Records a violation that was found while the run went on."""
+        """Records a violation that was found while the run continued."""
         self.history.violations.append((kind, text))
 
     def died(self, kind: str, name: str) -> None:

@@ -223,7 +223,7 @@ class Operator:
             run.exercised["bound below"] += len(run.stored_numbers) > chosen.messages_max
 
     async def _set_to_rights(self) -> None:
-        """The settings of the beginning, so that everything can go on. The number of shards stays."""
+        """The settings of the beginning, so that everything can continue. The number of shards stays."""
         entry = self._run.operator.entry
         if entry is not None:
             settings = msgspec.structs.replace(self._run.settings, shards=len(entry.places))

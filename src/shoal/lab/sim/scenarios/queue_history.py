@@ -84,7 +84,7 @@ class QueueHistory:
     started: set[int] = field(default_factory=set)
     """The numbers of messages that were handed out."""
     violations: list[tuple[str, str]] = field(default_factory=list)
-    """Found while the run went on."""
+    """Found while the run continued."""
     seen: Counter[str] = field(default_factory=Counter)
     spans: list[SettingsSpan] = field(default_factory=list)
     """What settings the queue had. They overlap while they change."""

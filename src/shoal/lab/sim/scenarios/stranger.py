@@ -424,7 +424,7 @@ class Stranger:
         return []
 
     def _forged_heartbeats(self, heartbeat: control.Heartbeat, number: int) -> list[tuple[bytes, bytes]]:
-        """Heartbeats after those that were overheard or forged, as if the agent had the lease for ever: each has heard
+        """Heartbeats after those that were overheard or forged, as if the agent had the lease forever: each has heard
         the one before."""
         number = max(number, self._forged.get(heartbeat.instance, 0))
         self._forged[heartbeat.instance] = number + 3

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from shoal.lab.bench.contender import BenchError
-from shoal.lab.bench.queue_contender import QueueLoad
+from shoal.lab.bench.queue_contender import QueueWorkload
 from shoal.lab.bench.queue_shoal import open_queue
 from shoal.queues.job import Job
 from shoal.queues.queue import NewMessage
@@ -35,7 +35,7 @@ JOIN_S_MAX: Final = 20.0
 Handler = Callable[[Job], Awaitable[None]]
 
 
-async def _consumer(stack: AsyncExitStack, load: QueueLoad, handle: Handler) -> None:
+async def _consumer(stack: AsyncExitStack, load: QueueWorkload, handle: Handler) -> None:
     """Start a consumer that ends with the stack."""
     queue = open_queue(load.port, load.queue)
     stack.push_async_callback(queue.aclose)
@@ -56,14 +56,14 @@ async def _consumer(stack: AsyncExitStack, load: QueueLoad, handle: Handler) -> 
     stack.push_async_callback(stop)
 
 
-async def put_stalled(load: QueueLoad) -> None:
+async def put_stalled(load: QueueWorkload) -> None:
     """Put the messages of the stalled key."""
     queue = open_queue(load.port, load.queue)
     await queue.put_many([NewMessage(b"x" * load.payload_bytes, STALLED_KEY) for _ in range(STALLED_MESSAGES)])
     await queue.aclose()
 
 
-async def drain(load: QueueLoad) -> float:
+async def drain(load: QueueWorkload) -> float:
     """Process the messages of all keys but the stalled one; return when the last one was processed. Handlers return at
     once, so the consumers are busy all the time."""
     left = load.messages
@@ -87,7 +87,7 @@ async def drain(load: QueueLoad) -> float:
     return ended_at
 
 
-async def join(load: QueueLoad) -> tuple[float, float]:
+async def join(load: QueueWorkload) -> tuple[float, float]:
     """Let one more consumer join; return the seconds until it processes its share of all messages, and that share as
     part of an equal one."""
     counts = [0] * (load.consumers + 1)
