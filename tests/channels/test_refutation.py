@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 from hiredis import PushNotification
-from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver
+from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver, channel_at
 
 from shoal.channels.client.incoming_stream import CLAIMS_MAX, TAGS_MAX
 from shoal.channels.client.subscription import RIVAL_BYTES_MAX, RIVALS_MAX, SubscriptionCore
@@ -890,6 +890,32 @@ def test_the_same_holds_for_what_came_before_the_subscription_was_in_force() -> 
     scene.advance(1.0)
     assert scene.counters.rechecks == 1
     assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_what_came_before_a_subscription_left_a_server_is_not_judged_by_the_list_of_a_later_incarnation() -> None:
+    """The agent begins again while another subscription of the client is on its server, and not this one."""
+    scene = Scene(("s1", "s2"))
+    scene.subscribe(channel_at(scene.ring, "s1"))
+    _place(scene, 1, "s1")
+    sub = scene.subscribe(TILE)
+    scene.copy(1)
+    _place(scene, 2, "s2")
+    scene.advance(2 * DEFAULT_LIMITS.linger_s)
+    assert list(sub.sites) == ["s2"]
+    scene.servers["s1"].incarnation = 9
+    scene.heartbeat("s1")
+    _place(scene, 3, "s1")
+    scene.copy(2, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.counters.rechecks == 1
+    assert scene.takes(sub) == [b"1", b"2!", b"-2"]
+
+
+def _place(scene: Scene, version: int, server: str) -> None:
+    """The channel moves to a server."""
+    scene.router.entry(SIGNER.entry(TILE, Placement(version, Mode.SINGLE, (server,))), scene.now)
+    scene.play()
 
 
 def test_a_stream_that_never_began_is_forgotten() -> None:

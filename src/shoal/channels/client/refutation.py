@@ -52,14 +52,16 @@ class Refutations:
 
     def heard(self, link: ServerLink) -> None:
         """The agent of a server has told its incarnation. If it is a new one, the agent may not have heard what came
-        before: that it does not list it proves nothing."""
-        if self._incarnations.get(link.server) != link.incarnation:
-            self._incarnations[link.server] = link.incarnation
-            for site in link.sites:
-                for _, stream in site.sub.all_streams():
-                    stream.exempt[link.server] = max(stream.last, stream.next - 1)
-                if any(server == link.server for _, _, server in (*site.sub.early, *site.sub.passed)):
-                    site.sub.unheard.add(link.server)
+        before: that it does not list it proves nothing, also to subscriptions that have left the server and may come
+        back."""
+        server = link.server
+        if self._incarnations.get(server) != link.incarnation:
+            self._incarnations[server] = link.incarnation
+            for sub in self._subscriber:
+                for _, stream in sub.all_streams():
+                    stream.exempt[server] = max(stream.last, stream.next - 1)
+                if any(source == server for _, _, source in (*sub.early, *sub.passed)):
+                    sub.unheard.add(server)
 
     def told(self, link: ServerLink, heartbeat: control.Heartbeat, is_news: bool, now: float) -> None:
         """An agent names false messages on its server. What it has named stays false, so a heartbeat that is no news
