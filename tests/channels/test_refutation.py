@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hiredis import PushNotification
 from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver, channel_at
 
@@ -916,6 +917,30 @@ def _place(scene: Scene, version: int, server: str) -> None:
     """The channel moves to a server."""
     scene.router.entry(SIGNER.entry(TILE, Placement(version, Mode.SINGLE, (server,))), scene.now)
     scene.play()
+
+
+@pytest.mark.parametrize("listed", [{}, {(TILE, STREAM): 1}], ids=["not listed", "an old message was repeated"])
+def test_a_stream_that_was_quiet_until_its_agent_forgot_it_is_not_judged_by_the_list(listed: dict[Any, int]) -> None:
+    scene, sub = subscribed()
+    scene.advance(DEFAULT_LIMITS.publisher_idle_s)
+    scene.servers["s1"].streams = listed
+    scene.copy(3, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3!", b"-3"]
+
+
+def test_the_same_holds_after_a_time_in_which_the_client_was_suspended() -> None:
+    scene, sub = subscribed()
+    scene.advance(1.0)
+    scene.now += DEFAULT_LIMITS.publisher_idle_s
+    scene.servers["s1"].streams.clear()
+    scene.copy(3)
+    scene.advance(0)
+    scene.copy(4, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3", b"4!", b"-4"]
 
 
 def test_a_stream_that_never_began_is_forgotten() -> None:
