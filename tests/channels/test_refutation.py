@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hiredis import PushNotification
-from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver
+from tests.support.core_driver import AGENT, OTHER, SIGNER, STREAM, RouterDriver, channel_at
 
 from shoal.channels.client.incoming_stream import CLAIMS_MAX, TAGS_MAX
 from shoal.channels.client.subscription import RIVAL_BYTES_MAX, RIVALS_MAX, SubscriptionCore
@@ -890,6 +891,56 @@ def test_the_same_holds_for_what_came_before_the_subscription_was_in_force() -> 
     scene.advance(1.0)
     assert scene.counters.rechecks == 1
     assert scene.takes(sub) == [b"3", b"4"]
+
+
+def test_what_came_before_a_subscription_left_a_server_is_not_judged_by_the_list_of_a_later_incarnation() -> None:
+    """The agent begins again while another subscription of the client is on its server, and not this one."""
+    scene = Scene(("s1", "s2"))
+    scene.subscribe(channel_at(scene.ring, "s1"))
+    _place(scene, 1, "s1")
+    sub = scene.subscribe(TILE)
+    scene.copy(1)
+    _place(scene, 2, "s2")
+    scene.advance(2 * DEFAULT_LIMITS.linger_s)
+    assert list(sub.sites) == ["s2"]
+    scene.servers["s1"].incarnation = 9
+    scene.heartbeat("s1")
+    _place(scene, 3, "s1")
+    scene.copy(2, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.counters.rechecks == 1
+    assert scene.takes(sub) == [b"1", b"2!", b"-2"]
+
+
+def _place(scene: Scene, version: int, server: str) -> None:
+    """The channel moves to a server."""
+    scene.router.entry(SIGNER.entry(TILE, Placement(version, Mode.SINGLE, (server,))), scene.now)
+    scene.play()
+
+
+@pytest.mark.parametrize("listed", [{}, {(TILE, STREAM): 1}], ids=["not listed", "an old message was repeated"])
+def test_a_stream_that_was_quiet_until_its_agent_forgot_it_is_not_judged_by_the_list(listed: dict[Any, int]) -> None:
+    scene, sub = subscribed()
+    scene.advance(DEFAULT_LIMITS.publisher_idle_s)
+    scene.servers["s1"].streams = listed
+    scene.copy(3, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3!", b"-3"]
+
+
+def test_the_same_holds_after_a_time_in_which_the_client_was_suspended() -> None:
+    scene, sub = subscribed()
+    scene.advance(1.0)
+    scene.now += DEFAULT_LIMITS.publisher_idle_s
+    scene.servers["s1"].streams.clear()
+    scene.copy(3)
+    scene.advance(0)
+    scene.copy(4, FALSE)
+    scene.heartbeat("s1", overflow=[TILE])
+    scene.advance(1.0)
+    assert scene.takes(sub) == [b"3", b"4!", b"-4"]
 
 
 def test_a_stream_that_never_began_is_forgotten() -> None:

@@ -14,6 +14,7 @@ stream remembers the *origin* of a copy, its header and its server:
     older     origins of numbers delivered before, and from other servers
     birth     the claim by which `first` was chosen, if it was: the stream was unknown before
     exempt    by server: the last number that its agent may not have heard, because its incarnation began later
+    levels    how far it had come at the last three sweeps, the oldest first: agents may have forgotten what came before
     barred    by server: the last number that was published there while the subscription was away or had no room. A
               copy of it that comes later may have another payload, so it is taken only if its publisher sends it again.
               Where the agent had no room to list the stream, that number is unknown until the publisher tells it
@@ -109,6 +110,7 @@ class StreamIn:
         "hole_since",
         "lane",
         "last",
+        "levels",
         "marked",
         "met",
         "next",
@@ -145,6 +147,7 @@ class StreamIn:
         self.past_by: tuple[int, Origin | None] | None = None
         """The number that a beacon has named which was older than the subscription, and the beacon."""
         self.exempt: dict[str, int] = {}
+        self.levels = (0, 0, 0)
         self.barred: dict[str, int] = {}
         self.ended_by: Origin | None = None
         self.lane = ""

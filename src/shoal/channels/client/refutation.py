@@ -15,6 +15,7 @@ come (`Review`): what it had when it asked, from that server, above the answer, 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import Final
@@ -36,6 +37,10 @@ RETRACT: Final = rule("retract", "A subscriber takes back messages that an agent
 RECALLED_MAX: Final = 4096
 """Numbers before the first one of a stream that a subscription can still miss when that one was false."""
 
+LATE_SWEEP: Final = 0.3
+"""The part of `publisher_idle_s` between two sweeps beyond which the client may have been suspended: agents may have
+forgotten everything that came before the second."""
+
 REVIEW_SPREAD_S: Final = 0.5
 """Subscribers of a channel ask its agent within this time, not all at once."""
 
@@ -48,18 +53,21 @@ class Refutations:
         self._subscriber = subscriber
         self._receiver = receiver
         self._incarnations: dict[str, int] = {}
+        self._swept_at = -math.inf
         self._generation = context.key.generation if context.key is not None else 0
 
     def heard(self, link: ServerLink) -> None:
         """The agent of a server has told its incarnation. If it is a new one, the agent may not have heard what came
-        before: that it does not list it proves nothing."""
-        if self._incarnations.get(link.server) != link.incarnation:
-            self._incarnations[link.server] = link.incarnation
-            for site in link.sites:
-                for _, stream in site.sub.all_streams():
-                    stream.exempt[link.server] = max(stream.last, stream.next - 1)
-                if any(server == link.server for _, _, server in (*site.sub.early, *site.sub.passed)):
-                    site.sub.unheard.add(link.server)
+        before: that it does not list it proves nothing, also to subscriptions that have left the server and may come
+        back."""
+        server = link.server
+        if self._incarnations.get(server) != link.incarnation:
+            self._incarnations[server] = link.incarnation
+            for sub in self._subscriber:
+                for _, stream in sub.all_streams():
+                    stream.exempt[server] = max(stream.last, stream.next - 1)
+                if any(source == server for _, _, source in (*sub.early, *sub.passed)):
+                    sub.unheard.add(server)
 
     def told(self, link: ServerLink, heartbeat: control.Heartbeat, is_news: bool, now: float) -> None:
         """An agent names false messages on its server. What it has named stays false, so a heartbeat that is no news
@@ -215,6 +223,18 @@ class Refutations:
 
     # Reviews
 
+    def swept(self, now: float) -> None:
+        """Remembers how far each stream has come, every quarter of `publisher_idle_s`. Agents forget a quiet stream
+        after that time, and list it with a low number if another client repeats an old message: that proves nothing
+        about what came before the oldest of three sweeps. What came later is too young to be forgotten."""
+        idle_s = self._context.limits.publisher_idle_s
+        late = now - self._swept_at > LATE_SWEEP * idle_s
+        self._swept_at = now
+        for sub in self._subscriber:
+            for _, stream in sub.all_streams():
+                level = max(stream.last, stream.next - 1)
+                stream.levels = (level, level, level) if late else (*stream.levels[1:], level)
+
     def review_due(self, site: SubscribedServer, now: float) -> None:
         """Asks an agent for the positions of the streams."""
         sub = site.sub
@@ -238,7 +258,8 @@ class Refutations:
         self._subscriber.say_hello(site, site.review.nonce)
 
     def reviewed(self, site: SubscribedServer, answer: control.Answer, now: float) -> None:
-        """An agent has listed the positions of the streams: of every authentic one that it heard."""
+        """An agent has listed the positions of the streams: of every authentic one that it heard and has not
+        forgotten."""
         review, site.review = site.review, None
         sub, server = site.sub, site.server
         if review is None:
@@ -252,7 +273,8 @@ class Refutations:
         for chan, stream in sub.all_streams():
             following, copies = review.known.get(stream, (0, set()))
             stream.contested = 0
-            last = max(lasts.get((chan.name, stream.stream), 0), stream.exempt.get(server, 0))
+            listed = lasts.get((chan.name, stream.stream), 0)
+            last = max(listed, stream.exempt.get(server, 0), stream.levels[0])
             if following > last + 1:
                 stream.set_aside()
                 delivered = stream.older.items()

@@ -759,6 +759,8 @@ class Router:
     def _sweep_due(self, now: float) -> None:
         for sub in self._subscriber:
             self._receiver.forget_idle(sub, now)
+        if self._context.key is not None:
+            self._refutations.swept(now)
         self._forget_entries()
 
     def _forget_entries(self) -> None:
