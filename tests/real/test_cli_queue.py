@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.support.command import run_command, run_json_command
+from tests.support.connections import ask
 from tests.support.queue_site import QueueSite, queue_site
 
 import shoal
@@ -282,3 +283,15 @@ async def test_purge_deletes_dead_letters_on_request(bus: shoal.Bus, capsys: Cap
     status, facts = await run_json_command(capsys, "queue", "purge", "graves", "--dead", "--yes")
     assert (status, facts["deleted"]) == (0, 1)
     assert await queue.dead() == []
+
+
+async def test_purge_of_dead_letters_ends_if_some_cannot_be_deleted(
+    bus: shoal.Bus, site: QueueSite, capsys: Capture
+) -> None:
+    """It went on for ever."""
+    await bus.queue("graves-2").create()
+    name = b"9" * 18 + b"-0"
+    ask(site.store.host, site.store.port, None, None, b"XADD", b"__shoal:q:graves-2:dead", name, b"colour", b"red")
+    async with asyncio.timeout(WAIT_S):
+        status, facts = await run_json_command(capsys, "queue", "purge", "graves-2", "--dead", "--yes")
+    assert (status, facts["deleted"]) == (0, 0)

@@ -92,7 +92,7 @@ def _register_repairs(group: Subparsers) -> None:
         "replay",
         run_replay,
         "put dead letters back into their queue",
-        "shoal queue replay orders 1700000000000-0\nshoal queue replay orders --all",
+        "shoal queue replay orders 17-0@q1\nshoal queue replay orders --all",
     )
     replay.add_argument("entries", metavar="ENTRY", nargs="*", help="dead letters, as `shoal queue dead` names them")
     replay.add_argument("--all", action="store_true", help="all dead letters that there are now")
@@ -319,9 +319,10 @@ def run_purge(args: argparse.Namespace) -> int:
 
 
 async def _forget_all(queue: Queue) -> int:
-    total = 0
-    while page := await queue.dead(PAGE):
+    total, after = 0, ""
+    while page := await queue.dead(PAGE, after):
         total += await queue.forget(*(letter.entry for letter in page))
+        after = page[-1].entry  # entries that no script has written stay
     return total
 
 

@@ -43,6 +43,7 @@ from shoal.queues.message_format import (
     check_key,
     check_payload,
     check_queue_name,
+    decode_dead_letter,
     decode_message,
     encode_message,
 )
@@ -359,7 +360,7 @@ class Queue:
         delay_ms = 0 if type(delay) is float and delay == 0 else round(check_delay(delay) * 1000)
         own_id = b"" if id is None else check_id(id)
         own_key = own_id or number if key is None else check_key(key)
-        put_us = int(self._context.runtime.wall() * 1e6)
+        put_us = max(0, int(self._context.runtime.wall() * 1e6))
         body = encode_message(number, own_id, put_us, data, attributes, self._limits)
         return Outgoing(0, own_key, own_id, delay_ms, body, False, 0.0)
 
@@ -853,13 +854,14 @@ class Queue:
         start, _, at = after.partition("@")
         found: list[DeadLetter] = []
         for store in sorted(await self._stores_with_shards()):
-            first = start.encode() if store == at else b""
-            while store >= at and len(found) < count:
-                listed = await self._look(store, b"dead", first, b"%d" % min(count - len(found), PAGE))
+            last = start if store == at else ""
+            # An entry with a larger name is not from a script, and the last one of its store.
+            while store >= at and len(found) < count and (not last or _ENTRY.fullmatch(last)):
+                listed = await self._look(store, b"dead", last.encode(), b"%d" % min(count - len(found), PAGE))
                 if not listed:
                     break
                 found += [_dead_letter(entry, store, fields) for entry, fields in listed]
-                first = listed[-1][0]
+                last = listed[-1][0].decode()
         return found
 
     async def replay(self, entry: str) -> bool:
@@ -960,7 +962,7 @@ def _key_status(line: list[Any]) -> KeyStatus:
         state = "retry" if owner else "ready"
     elif owner == b"!":
         state = "halted"
-    consumer = owner.decode() if state == "held" else ""
+    consumer = owner.decode(errors="replace") if state == "held" else ""
     return KeyStatus(key, messages, state, consumer, attempts, max(lease_ms, 0) / 1000)
 
 
@@ -976,11 +978,9 @@ def _message(key: bytes, body: bytes) -> Message:
 
 
 def _dead_letter(entry: bytes, store: str, fields: list[bytes]) -> DeadLetter:
-    named = dict(zip(fields[::2], fields[1::2], strict=True))
-    return DeadLetter(
-        f"{entry.decode()}@{store}",
-        _message(named[b"key"], named[b"body"]),
-        named[b"reason"].decode(errors="replace"),
-        int(named[b"attempts"]),
-        int(named[b"at"]) / 1000,
-    )
+    name = f"{entry.decode()}@{store}"
+    try:
+        found = decode_dead_letter(fields)
+    except ProtocolError as error:  # not from a script: it can be forgotten
+        return DeadLetter(name, Message("", b"", None, b"", None, 0.0), error.what, 0, 0.0)
+    return DeadLetter(name, _message(found.key, found.body), found.reason, found.attempts, found.at_ms / 1000)
