@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import pytest
 from tests.support.queue_store import client_of, store_server, until
@@ -27,6 +29,7 @@ from shoal.errors import (
     TooManyKeysError,
 )
 from shoal.plan.queue_settings import QueueSettings
+from shoal.queues.producer import Outgoing
 from shoal.queues.queue import NewMessage
 from shoal.queues.settings import ConsumerSettings
 
@@ -101,6 +104,41 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             (607, PayloadTooLargeError),
         ]
         assert result.accepted == (await queue.stats()).messages == 602
+
+
+@pytest.mark.parametrize("full", ["raise", "wait"])
+async def test_put_many_stores_nothing_behind_a_refused_message(
+    store: RedisServer, full: Literal["raise", "wait"]
+) -> None:
+    """Later batches went on when there was room again: a caller that repeated what was refused changed the order. With
+    full="wait" each batch waited anew."""
+    async with client_of(store, queue_batch_messages_max=2, queue_put_timeout_s=0.3) as client:
+        queue = await client.create(f"behind-{full}", messages_max=3)
+        sent, send = 0, queue._send
+
+        async def send_and_make_room(messages: Sequence[Outgoing], how: str) -> None:
+            nonlocal sent
+            await send(messages, how)
+            sent += 1
+            if sent == 2:
+                await queue.purge()
+
+        queue._send = send_and_make_room  # type: ignore[method-assign]
+        began = time.monotonic()
+        result = await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(40)], full=full)
+        assert (result.accepted, [position for position, _ in result.refused]) == (3, list(range(3, 40)))
+        assert all(isinstance(error, QueueFullError) for _, error in result.refused)
+        assert time.monotonic() - began < 2
+        assert (await queue.stats()).messages == 0
+
+
+async def test_put_many_goes_on_with_other_keys_behind_a_key_too_many(store: RedisServer) -> None:
+    async with client_of(store, queue_batch_messages_max=2) as client:
+        queue = await client.create("behind-keys", keys_max=2)
+        given = [NewMessage(b"%d" % n, key=key) for n, key in enumerate("abcacbab")]
+        result = await queue.put_many(given)
+        assert [position for position, _ in result.refused] == [2, 4]
+        assert result.accepted == 6
 
 
 @pytest.mark.parametrize("wrong", [7, None, {"payload": b"x"}])

@@ -28,6 +28,8 @@ from shoal.errors import (
     QueueNotFoundError,
     QueueUnavailableError,
     ShoalError,
+    TooManyIdsError,
+    TooManyKeysError,
 )
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
@@ -291,8 +293,8 @@ class Queue:
         self, messages: Iterable[NewMessage | bytes | str], *, full: Literal["raise", "wait"] = "raise"
     ) -> PutResult:
         """Store messages in order. Returns when all are safe or refused; a refused message does not stop the others,
-        except those of the same key behind it, or of any key if the queue is full. A value of the wrong type raises
-        TypeError, and nothing is stored."""
+        except those of the same key behind it, or of any key if the queue is full or its store does not answer. A value
+        of the wrong type raises TypeError, and nothing is stored."""
         if isinstance(messages, str | bytes | bytearray | memoryview):
             raise TypeError("put_many() takes several messages; put() takes one")
         refused: list[tuple[int, ShoalError]] = []
@@ -314,13 +316,34 @@ class Queue:
             else:
                 sent.append(outgoing)
                 positions.append(position)
-        for start in range(0, len(sent), self._limits.queue_batch_messages_max):
-            await self._send(sent[start : start + self._limits.queue_batch_messages_max], full)
+        await self._send_batches(sent, full)
         for position, outgoing in zip(positions, sent, strict=True):
             if isinstance(outgoing.outcome, ShoalError):
                 refused.append((position, outgoing.outcome))
         accepted = sum(outgoing.outcome is True for outgoing in sent)
         return PutResult(accepted, tuple(sorted(refused, key=lambda one: one[0])))
+
+    async def _send_batches(self, messages: list[Outgoing], full: str) -> None:
+        """Send messages, batch after batch. A message behind a refused one of its key is not sent, because it would
+        overtake it when the caller repeats the refused one; nothing is sent behind a refusal that concerns all keys."""
+        step = self._limits.queue_batch_messages_max
+        refused: dict[bytes, ShoalError] = {}
+        for start in range(0, len(messages), step):
+            batch = messages[start : start + step]
+            if refused:
+                for message in batch:
+                    message.outcome = refused.get(message.key)
+                batch = [message for message in batch if message.outcome is None]
+            await self._send(batch, full)
+            for message in batch:
+                error = message.outcome
+                if not isinstance(error, ShoalError) or isinstance(error, AlreadyAcceptedError):
+                    continue
+                if not isinstance(error, TooManyKeysError | TooManyIdsError):
+                    for later in messages[start + step :]:
+                        later.outcome = error
+                    return
+                refused.setdefault(message.key, error)
 
     async def _send(self, messages: Sequence[Outgoing], full: str) -> None:
         """Send messages; returns when all are decided."""
