@@ -235,6 +235,8 @@ class Queue:
         self._paths: dict[str, _StorePath] = {}
         self._routes: dict[int, str] = {}
         self._held: dict[int, deque[Outgoing]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that has used it first."""
         self._opening = asyncio.Lock()
         self._repairing = asyncio.Lock()
         self._repairs = 0
@@ -551,6 +553,14 @@ class Queue:
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:
             raise QueueError("the queue is closed", do="open a new bus")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                raise QueueError(
+                    f"queue {self.name} is used in two event loops, and its bus belongs to the first one",
+                    do="open a bus in each event loop",
+                )
+            self._loop = loop
         if self._entry is not None and not self._opening.locked():
             return self._entry
         async with self._opening:
