@@ -116,9 +116,9 @@ async def test_put_many_stores_nothing_behind_a_refused_message(
         queue = await client.create(f"behind-{full}", messages_max=3)
         sent, send = 0, queue._send
 
-        async def send_and_make_room(messages: Sequence[Outgoing], how: str) -> None:
+        async def send_and_make_room(messages: Sequence[Outgoing], full: str) -> None:
             nonlocal sent
-            await send(messages, how)
+            await send(messages, full)
             sent += 1
             if sent == 2:
                 await queue.purge()
@@ -407,13 +407,67 @@ async def test_a_wrong_password_is_reported(store: RedisServer) -> None:
             await client.queue("secret").put(b"x")
 
 
-def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"shards": 0}, {"shards": 257}, {"messages_max": 0}, {"lease_s": 1.0}, {"dedupe_s": 0.1}):
-        with pytest.raises(ConfigError):
-            QueueSettings(**wrong).validate()
-    for other in ({"max_in_flight": 0}, {"slow_after_s": -1.0}):
-        with pytest.raises(ConfigError):
-            ConsumerSettings(**other).validate()
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"shards": 257},
+        {"shards": 2.0},
+        {"messages_max": 0},
+        {"messages_max": 2.5},
+        {"messages_max": "5"},
+        {"messages_max": True},
+        {"lease_s": 1.0},
+        {"lease_s": "10"},
+        {"lease_s": float("nan")},
+        {"dedupe_s": 0.1},
+        {"on_dead": "perhaps"},
+    ],
+)
+def test_impossible_settings_of_a_queue_are_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        QueueSettings(**wrong).validate()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_in_flight": 0},
+        {"max_in_flight": 2.5},
+        {"max_in_flight": float("nan")},  # such a consumer got nothing, without an error
+        {"max_in_flight": "5"},
+        {"key_messages": 10**30},
+        {"slow_after_s": -1.0},
+        {"slow_after_s": "1"},
+        {"partition_weight": float("inf")},
+        {"partition_weight": 1e300},
+    ],
+)
+async def test_impossible_settings_of_a_consumer_are_refused(store: RedisServer, wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    async with client_of(store) as client:
+        with pytest.raises(ConfigError, match=f"{name} is"):
+            client.queue("settings").take(settings=ConsumerSettings(**wrong))
+
+
+async def test_settings_of_the_wrong_type_are_refused(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        wrong: Any = {"messages_max": 5}
+        with pytest.raises(ConfigError, match=r"shoal\.QueueSettings"):
+            await client.queue("settings").create(wrong)
+        with pytest.raises(ConfigError, match=r"shoal\.ConsumerSettings"):
+            client.queue("settings").take(settings=wrong)
+
+
+async def test_settings_of_a_consumer_are_not_replaced_by_defaults(store: RedisServer) -> None:
+    """`take(settings=ConsumerSettings(max_in_flight=1))` held 64 messages."""
+    async with client_of(store) as client:
+        queue = await client.create("in-flight-of-settings")
+        await queue.put_many([b"%d" % n for n in range(10)])
+        async with queue.take(settings=ConsumerSettings(max_in_flight=2)) as jobs:
+            await anext(jobs)
+            assert (await queue.stats()).held == 2
 
 
 async def test_settings_can_be_changed_but_not_the_shards(store: RedisServer) -> None:
@@ -464,8 +518,8 @@ async def test_the_pause_after_many_attempts_is_the_longest_one(store: RedisServ
         assert [status.state for status in await queue.keys()] == ["retry"]
 
 
-@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan")])
-async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: float) -> None:
+@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan"), "5"])
+async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: Any) -> None:
     async with client_of(store) as client:
         with pytest.raises(ConfigError, match="seconds above 0"):
             client.queue("ack-timeout").take(ack_timeout=ack_timeout)

@@ -173,9 +173,9 @@ async def test_an_unknown_queue_cannot_be_changed(bus: shoal.Bus, capsys: Captur
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--messages-max", "0"), "messages_max is 0: give a number from 1"),
+        (("--messages-max", "0"), "messages_max is 0: give a whole number from 1"),
         (("--lease-s", "nan"), "lease_s is nan: give seconds from 4"),
-        (("--shards", "300"), "shards is 300: give a number from 1 to 256"),
+        (("--shards", "300"), "shards is 300: give a whole number from 1 to 256"),
         (("--timeout", "-1"), "--timeout is -1: give a number of seconds above 0"),
     ],
 )

@@ -35,7 +35,7 @@ from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry, ShardPhase
 from shoal.plan.queue_mover import first_states, settings_at
-from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.queue_settings import QueueSettings, check_settings
 from shoal.queues.consumer import ConsumerCore
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import FollowUp
@@ -657,20 +657,25 @@ class Queue:
     def take(
         self,
         *,
-        max_in_flight: int = 64,
+        max_in_flight: int | None = None,
         ack_timeout: float | None = None,
         settings: ConsumerSettings | None = None,
     ) -> JobStream:
         """Take jobs: `async with queue.take() as jobs: async for job in jobs`.
 
-        `max_in_flight` bounds the messages that this consumer holds. With `ack_timeout`, a job that was not ended after
+        `max_in_flight` bounds the messages that this consumer holds (64, or as `settings` say). With `ack_timeout`, a job that was not ended after
         that many seconds is handed out again; after three times the consumer leaves, and iterating raises
         ConsumerInactiveError. Other settings of the consumer are in `settings`.
         """
-        chosen = msgspec.structs.replace(settings or ConsumerSettings(), max_in_flight=max_in_flight)
+        if settings is not None and not isinstance(settings, ConsumerSettings):
+            raise ConfigError(f"settings is {settings!r}", do="give shoal.ConsumerSettings(...)")
+        chosen = settings or ConsumerSettings()
+        if max_in_flight is not None:
+            chosen = msgspec.structs.replace(chosen, max_in_flight=max_in_flight)
         chosen.validate()
-        if ack_timeout is not None and not ack_timeout > 0:
-            raise ConfigError(f"ack_timeout is {ack_timeout}", do="give seconds above 0, or None")
+        limit: object = ack_timeout
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):  # also for NaN
+            raise ConfigError(f"ack_timeout is {limit!r}", do="give seconds above 0, or None")
 
         group: list[ConsumerCore] = []
         self._consumer_count += 1
@@ -845,7 +850,7 @@ class Queue:
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
         `shoal queue configure` also changes the plan."""
-        settings.validate()
+        check_settings(settings)
         entry = await self._current()
         if settings.shards != len(entry.places):
             raise QueueError(f"queue {self.name} has {len(entry.places)} shards", do="create another queue")
@@ -857,8 +862,7 @@ class Queue:
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
         `put` or `take` creates it too, with the default settings."""
-        chosen = settings or QueueSettings()
-        chosen.validate()
+        chosen = check_settings(settings)
         if self._context.create is not None:
             try:
                 await self._open()

@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, QueueError
 from shoal.extras import needed
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.queue_settings import QueueSettings, check_settings
 from shoal.plan.ring import ServerAddress
 from shoal.queues.job import Job
 from shoal.queues.queue import Queue, QueueContext
@@ -41,7 +41,7 @@ class QueuesBus:
         self.clock = Clock()
         rules = without("clock_clamp")  # this clock jumps on purpose
         self.store = MemoryStore(self.clock, load_scripts(rules))
-        self._settings = dict(settings)
+        self._settings = {name: check_settings(one) for name, one in settings.items()}
         self._queues: dict[str, Queue] = {}
         runtime = Runtime(
             dial=self.store.dial,
@@ -62,8 +62,9 @@ class QueuesBus:
         """Create a queue with these limits: `await bus.create("orders", attempts_max=5)`."""
         if name in self._queues:
             raise QueueError(f"queue {name} is in use already", do="create it before its first use")
-        chosen = settings or QueueSettings(**limits)
-        chosen.validate()
+        if settings is not None and limits:
+            raise TypeError("create() takes either settings or limits by name, not both")
+        chosen = check_settings(settings or QueueSettings(**limits))
         self._settings[name] = chosen
         queue = self.queue(name)
         await queue.stats()
@@ -101,8 +102,7 @@ class _MemoryQueue(Queue):
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """As on a cluster: the settings of a queue that there is stay as they are."""
-        chosen = settings or QueueSettings()
-        chosen.validate()
+        chosen = check_settings(settings)
         made = self._known.setdefault(self.name, chosen) is chosen
         await self.stats()
         return made

@@ -189,6 +189,8 @@ class App:
         ShoalError if there is no cluster, or if a store refuses.
         """
         chosen = self.chosen_workers(queues, concurrency)
+        if not grace >= 0:  # also true for NaN
+            raise ConfigError(f"grace is {grace!r}", do="give a number of seconds from 0")
         if self._stop is not None:
             raise ConfigError("the app runs already", do="call run() once at a time")
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
