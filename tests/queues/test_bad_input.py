@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -558,6 +559,23 @@ async def test_views_show_as_much_as_asked(store: RedisServer) -> None:
         assert await queue.peek("k", -1) == []
         await queue.put_many([NewMessage(b"x", key=f"k{n}") for n in range(399)])
         assert len(await queue.keys(1000)) == 400
+
+
+async def test_blocked_keys_are_shown_first_whatever_their_shard(store: RedisServer) -> None:
+    """Ready keys of the first shards hid the blocked ones of the others."""
+    async with client_of(store) as client:
+        queue = await client.create("blocked-first", on_dead="halt", attempts_max=1)
+        blocked = {f"k{n}".encode() for n in range(40) if zlib.crc32(b"k%d" % n) % 16 >= 12}
+        await queue.put_many([NewMessage(b"x", key=key) for key in blocked])
+        async with queue.take() as jobs:
+            for _ in blocked:
+                await (await anext(jobs)).fail("no")
+        await queue.put_many([NewMessage(b"x", key=f"ready-{n}") for n in range(400)])
+        shown = await queue.keys(len(blocked) + 5)
+        assert {status.key for status in shown[: len(blocked)]} == blocked
+        assert [status.state for status in shown] == ["halted"] * len(blocked) + ["ready"] * 5
+        assert len(await queue.peek(count=7)) == 7
+        assert await queue.keys(0) == await queue.keys(-1) == await queue.peek(count=0) == []
 
 
 async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:

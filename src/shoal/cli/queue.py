@@ -68,7 +68,7 @@ def _register_views(group: Subparsers) -> None:
         "whether it waits, which consumer holds it, or why it is blocked.",
     )
     stats.add_argument("names", metavar="QUEUE", nargs="*", help="names of queues (default: all)")
-    stats.add_argument("--keys", action="store_true", help="show keys, those that are held or failed first")
+    stats.add_argument("--keys", action="store_true", help="show keys, blocked ones first, then those that consumers hold")
     _add_count(stats, 20, "keys to show of each queue")
     add_url(stats)
     peek = _add_queue_command(

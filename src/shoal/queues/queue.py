@@ -774,23 +774,26 @@ class Queue:
         )
 
     async def keys(self, count: int = 100) -> list[KeyStatus]:
-        """Return up to `count` keys with work, those that consumers hold or that failed first."""
+        """Return up to `count` keys with work: first those that are halted or wait for a retry, then those that
+        consumers hold, then the others."""
+        found = await self._keys(max(count, PAGE)) if count > 0 else []
+        return sorted(found, key=lambda status: _KEY_ORDER[status.state])[:count]
+
+    async def _keys(self, count: int) -> list[KeyStatus]:
+        """Up to `count` keys of each shard."""
         entry = await self._current()
+        most = b"%d" % min(count, KEYS_MAX)
         found: list[KeyStatus] = []
         for shard in range(len(entry.places)):
-            if len(found) < count:
-                listed = await self._call(
-                    self._scripts.look, shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), KEYS_MAX)
-                )
-                found += map(_key_status, listed)
+            found += map(_key_status, await self._call(self._scripts.look, shard, b"keys", b"%d" % shard, most))
         return found
 
     async def peek(self, key: str | bytes | None = None, count: int = 10) -> list[Message]:
         """Return the first messages of a key, or the first message of each of several keys, without taking them."""
         entry = await self._current()
         if key is None:
-            names = [status.key for status in await self.keys(count) if status.messages]
-            return [message for name in names for message in await self.peek(name, 1)]
+            names = [status.key for status in await self._keys(count) if status.messages] if count > 0 else []
+            return [message for name in names[:count] for message in await self.peek(name, 1)]
         raw = check_key(key)
         shard = entry.shard_of(raw)
         found: list[Message] = []
@@ -990,6 +993,10 @@ class Queue:
 
 _SUMMED: Final = ("messages", "bytes", "keys", "ready", "held", "delayed", "halted", "dead", "ids")
 """Counts that are summed over the stores of a queue."""
+
+
+_KEY_ORDER: Final = {"halted": 0, "retry": 1, "held": 2, "ready": 3}
+"""Keys that an operator looks for come first."""
 
 
 def _key_status(line: list[Any]) -> KeyStatus:
