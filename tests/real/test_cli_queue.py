@@ -61,6 +61,14 @@ async def test_a_queue_is_created_configured_and_dropped(bus: shoal.Bus, capsys:
     assert (status, out) == (0, "life: exists already, and stays as it is\n")
     status, facts = await run_json_command(capsys, "queue", "create", "life")
     assert (status, facts["created"], facts["settings"]["messages_max"]) == (0, False, 5)
+    status, facts = await run_json_command(capsys, "queue", "create", "life", "--messages-max", "6", "--keys-max", "5")
+    assert (status, facts["created"], facts["settings"]["messages_max"]) == (1, False, 5)
+    status, out, _ = await run_command(capsys, "queue", "create", "life", "--messages-max", "6", "--on-dead", "halt")
+    assert (status, out) == (
+        1,
+        "life: exists already with messages_max 5, and stays as it is: see `shoal queue configure`\n",
+    )
+    assert (await run_json_command(capsys, "queue", "create", "life", "--messages-max", "5"))[0] == 0
     status, facts = await run_json_command(capsys, "queue", "configure", "life", "--messages-max", "7")
     assert (status, facts["configured"], facts["settings"]["on_dead"]) == (0, True, "halt")
     assert (await bus.queue("life").stats()).settings.messages_max == 7
@@ -241,6 +249,25 @@ async def test_dead_letters_are_listed_and_replayed(bus: shoal.Bus, capsys: Capt
     assert (status, facts["replayed"]) == (0, 2)
     status, _, err = await run_command(capsys, "queue", "replay", "poison")
     assert (status, err) == (1, "shoal: nothing says which dead letters to replay: give their names, or --all\n")
+
+
+async def test_replay_into_a_full_queue_tells_how_many_came_back(bus: shoal.Bus, capsys: Capture) -> None:
+    queue = bus.queue("tight")
+    await queue.create(shoal.QueueSettings(messages_max=2, attempts_max=1))
+    async with queue.take() as jobs:
+        for number in range(3):
+            await queue.put(b"%d" % number)
+            await (await anext(jobs)).fail("no")
+    await queue.pause()
+    status, facts = await run_json_command(capsys, "queue", "replay", "tight", "--all")
+    assert (status, facts["replayed"], facts["missing"]) == (1, 2, [])
+    assert "no room" in facts["error"]
+    assert (await queue.stats()).dead == 1
+    status, out, err = await run_command(capsys, "queue", "replay", "tight", "--all")
+    assert (status, out) == (1, "0 messages put back into tight\n")
+    assert "shoal: the queue has no room" in err
+    status, _, err = await run_command(capsys, "queue", "replay", "tight", "1-0@q1", "--all")
+    assert (status, err) == (1, "shoal: names of dead letters were given, and --all: give either\n")
 
 
 async def test_a_halted_key_is_released(bus: shoal.Bus, capsys: Capture) -> None:

@@ -18,11 +18,11 @@ import msgspec
 from shoal.bus import Bus, connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown, size_text
+from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, note, plural, result, shown, size_text
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
 from shoal.cli.queue_places import register_places
-from shoal.errors import ConfigError, QueueError
+from shoal.errors import ConfigError, QueueError, QueueFullError
 from shoal.queues.queue import DeadLetter, KeyStatus, Message, Queue, QueueStatistics
 
 T = TypeVar("T")
@@ -68,7 +68,9 @@ def _register_views(group: Subparsers) -> None:
         "whether it waits, which consumer holds it, or why it is blocked.",
     )
     stats.add_argument("names", metavar="QUEUE", nargs="*", help="names of queues (default: all)")
-    stats.add_argument("--keys", action="store_true", help="show keys, blocked ones first, then those that consumers hold")
+    stats.add_argument(
+        "--keys", action="store_true", help="show keys, blocked ones first, then those that consumers hold"
+    )
     _add_count(stats, 20, "keys to show of each queue")
     add_url(stats)
     peek = _add_queue_command(
@@ -284,21 +286,36 @@ def message_facts(message: Message) -> dict[str, Any]:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Put dead letters back."""
-    if bool(args.entries) == args.all:
+    if args.entries and args.all:
+        raise ConfigError("names of dead letters were given, and --all", do="give either")
+    if not args.entries and not args.all:
         raise ConfigError("nothing says which dead letters to replay", do="give their names, or --all")
-    replayed, missing = _with_queue(args, lambda queue: _replay(queue, None if args.all else args.entries))
+    replayed, missing, full = _with_queue(args, lambda queue: _replay(queue, None if args.all else args.entries))
     text = f"{plural(replayed, 'message')} put back into {args.name}"
     if missing:
         text += f"; no dead letter has the name {', '.join(missing)}"
-    result(args, {"queue": args.name, "replayed": replayed, "missing": missing}, text)
-    return 1 if missing else 0
+    facts: dict[str, Any] = {"queue": args.name, "replayed": replayed, "missing": missing}
+    if full is not None:
+        facts["error"] = str(full)
+        note(f"shoal: {full}")
+    result(args, facts, text)
+    return 1 if missing or full is not None else 0
 
 
-async def _replay(queue: Queue, entries: Sequence[str] | None) -> tuple[int, list[str]]:
+async def _replay(queue: Queue, entries: Sequence[str] | None) -> tuple[int, list[str], QueueFullError | None]:
+    """The number of messages that were put back, the names that no dead letter has, and why it ended early."""
     if entries is None:
         entries = [letter.entry async for letter in _dead_letters(queue)]
-    done = [await queue.replay(entry) for entry in entries]
-    return sum(done), [entry for entry, found in zip(entries, done, strict=True) if not found]
+    replayed, missing = 0, list[str]()
+    for entry in entries:
+        try:
+            found = await queue.replay(entry)
+        except QueueFullError as full:
+            return replayed, missing, full
+        replayed += found
+        if not found:
+            missing.append(entry)
+    return replayed, missing, None
 
 
 async def _dead_letters(queue: Queue) -> AsyncIterator[DeadLetter]:

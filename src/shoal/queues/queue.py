@@ -870,9 +870,9 @@ class Queue:
             try:
                 await self._open()
             except QueueNotFoundError:
-                await self._context.create(self.name, chosen)
+                created = await self._context.create(self.name, chosen)
                 await self._open()
-                return True
+                return created.settings == chosen  # otherwise another client was first
             return False
         entry = msgspec.structs.replace(await self._current(), settings=chosen)
         made = True
