@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import pytest
 from tests.support.queue_store import client_of, store_server, until
 from tests.support.redis_server import RedisServer
@@ -256,12 +257,33 @@ async def test_a_producer_that_waits_in_vain_is_told(store: RedisServer) -> None
             await queue.put(b"1", full="wait")
 
 
+async def test_a_message_that_never_fits_is_refused_and_holds_nothing_back(store: RedisServer) -> None:
+    """With full="wait" it was waited for, and all other messages of the client were refused or waited behind it."""
+    async with client_of(store) as client:
+        queue = await client.create("never-fits", bytes_max=1000)
+        async with asyncio.timeout(5):
+            for full in ("raise", "wait"):
+                with pytest.raises(PayloadTooLargeError, match="raise bytes_max of the queue"):
+                    await queue.put(b"x" * 1000, full=full)
+                await queue.put(b"1", full=full)
+            given = [NewMessage(b"x" * 1000, key="k"), NewMessage(b"y", key="k"), NewMessage(b"z")]
+            result = await queue.put_many(given, full="wait")
+        assert [(position, type(error)) for position, error in result.refused] == [
+            (0, PayloadTooLargeError),
+            (1, PayloadTooLargeError),
+        ]
+        await client.queue("never-fits").configure(QueueSettings(bytes_max=10_000))
+        client.settings["never-fits"] = QueueSettings(bytes_max=10_000)
+        client.entries["never-fits"] = msgspec.structs.replace(await client._find("never-fits"), revision=2)
+        await queue.put(b"x" * 1000)  # the client reads that the limit was raised
+
+
 async def test_a_put_that_is_cancelled_while_it_waits_for_room_is_withdrawn(store: RedisServer) -> None:
     """It held back all other messages of the client until its time was over, or was stored later."""
     async with client_of(store) as client:
         queue = await client.create("withdrawn", messages_max=2, bytes_max=1000)
-        await queue.put(b"0")
-        for large in (b"x" * 2000, b"y" * 2000):
+        await queue.put(b"0" * 200)
+        for large in (b"x" * 900, b"y" * 900):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(queue.put(large, full="wait"), 0.2)
         async with asyncio.timeout(5):

@@ -21,6 +21,7 @@ from shoal.errors import (
     AlreadyAcceptedError,
     ConfigError,
     ConnectError,
+    PayloadTooLargeError,
     ProtocolError,
     PublishError,
     QueueError,
@@ -341,7 +342,7 @@ class Queue:
                 error = message.outcome
                 if not isinstance(error, ShoalError) or isinstance(error, AlreadyAcceptedError):
                     continue
-                if not isinstance(error, TooManyKeysError | TooManyIdsError):
+                if not isinstance(error, TooManyKeysError | TooManyIdsError | PayloadTooLargeError):
                     for later in messages[start + step :]:
                         later.outcome = error
                     return
@@ -354,6 +355,9 @@ class Queue:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._limits.queue_put_timeout_s
         entry = await self._open(create=True)
+        part = entry.settings.bytes_max if len(entry.stores) == 1 else entry.settings.bytes_max // len(entry.places)
+        if any(len(message.body) > part for message in messages):
+            entry, messages = await self._without_too_large(messages)
         waits, shard_of = full == "wait", entry.shard_of
         for message in messages:
             message.shard, message.waits, message.give_up_at = shard_of(message.key), waits, give_up_at
@@ -368,6 +372,23 @@ class Queue:
                     message.give_up_at = WITHDRAWN
                     self._waiters.pop(message, None)
                 raise
+
+    async def _without_too_large(self, messages: Sequence[Outgoing]) -> tuple[QueueEntry, list[Outgoing]]:
+        """The newest entry, and the messages that fit an empty queue. The others never fit: they are refused, because
+        one that waits holds back all messages of this client, and so are those of their keys behind them."""
+        entry, fitting = await self._current(), list[Outgoing]()
+        refused: dict[bytes, ShoalError] = {}
+        for message in messages:
+            most = settings_at(entry, entry.store_of(entry.shard_of(message.key)).id).bytes_max
+            if len(message.body) > most:
+                refused[message.key] = PayloadTooLargeError(
+                    f"the message has {len(message.body)} bytes, and queue {self.name} holds {most} on its store",
+                    do="store the payload elsewhere and put a reference, or raise bytes_max of the queue",
+                )
+            message.outcome = refused.get(message.key)
+            if message.outcome is None:
+                fitting.append(message)
+        return entry, fitting
 
     def _encode(
         self,
