@@ -265,7 +265,7 @@ async def test_replay_into_a_full_queue_tells_how_many_came_back(bus: shoal.Bus,
     assert (await queue.stats()).dead == 1
     status, out, err = await run_command(capsys, "queue", "replay", "tight", "--all")
     assert (status, out) == (1, "0 messages put back into tight\n")
-    assert "shoal: the queue has no room" in err
+    assert "shoal: queue tight has no room" in err
     status, _, err = await run_command(capsys, "queue", "replay", "tight", "1-0@q1", "--all")
     assert (status, err) == (1, "shoal: names of dead letters were given, and --all: give either\n")
 

@@ -73,12 +73,13 @@ class _Processes:
             status = await self._run_one(slot)
             if self._stopping.is_set():
                 return
-            if first and status in (1, 2):  # it has reported an error, which another start does not change
+            healthy = time.monotonic() - started_at >= HEALTHY_S
+            if first and not healthy and status in (1, 2):  # a reported error, which another start does not change
                 self._failed = True
                 self._signalled()
                 return
             first = False
-            if time.monotonic() - started_at >= HEALTHY_S:
+            if healthy:
                 pause_s = RESTART_S_MIN
             note(f"process {slot} ended with status {status} and starts again in {pause_s:g} s")
             try:
