@@ -102,8 +102,20 @@ async def test_lines_become_messages_and_messages_lines(bus: shoal.Bus, capsys: 
     assert (await bus.queue("lines").stats()).messages == 0
 
 
-async def test_take_goes_on_until_ctrl_c(bus: shoal.Bus) -> None:
-    command = [sys.executable, "-m", "shoal.cli", "queue", "take", "endless", "--json"]
+@pytest.mark.parametrize(
+    ("number", "flags", "status"),
+    [
+        (signal.SIGINT, ["--json"], 0),
+        (signal.SIGTERM, ["--json"], 0),
+        (signal.SIGINT, [], 130),
+        (signal.SIGTERM, [], 143),
+    ],
+)
+async def test_take_goes_on_until_a_signal_and_leaves(
+    bus: shoal.Bus, number: signal.Signals, flags: list[str], status: int
+) -> None:
+    """SIGTERM ended it without leaving: messages that it had printed came again after the lease."""
+    command = [sys.executable, "-m", "shoal.cli", "queue", "take", "endless", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     assert await asyncio.wait_for(process.stderr.readline(), WAIT_S) == b"takes from endless\n"
@@ -112,10 +124,14 @@ async def test_take_goes_on_until_ctrl_c(bus: shoal.Bus) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await queue.stats()).messages:  # noqa: ASYNC110  # the store sets no event
             await asyncio.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
-    assert process.returncode == 0
-    assert json.loads(out) == {"queue": "endless", "messages": 2, "acknowledged": True}
+    process.send_signal(number)
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert (process.returncode, err) == (status, b"")
+    if flags:
+        assert json.loads(out) == {"queue": "endless", "messages": 2, "acknowledged": True}
+    else:
+        assert sorted(out.splitlines()) == [b"1", b"2"]
+    assert (await queue.stats()).consumers == 0
 
 
 async def test_take_stops_after_its_time(bus: shoal.Bus) -> None:

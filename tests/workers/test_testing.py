@@ -219,6 +219,14 @@ async def test_an_application_creates_its_queues_as_on_a_cluster() -> None:
             await bus.queue("stock").create(QueueSettings(attempts_max=0))
 
 
+async def test_the_names_of_queues_are_listed() -> None:
+    async with queues({"orders": shoal.QueueSettings(messages_max=5)}) as bus:
+        await bus.queue("mail").put(b"x")
+        assert await bus.queues() == ["mail", "orders"]
+        with pytest.raises(TypeError, match="not both"):
+            await bus.create("more", shoal.QueueSettings(), attempts_max=5)
+
+
 async def test_a_paused_queue_has_nothing_to_do() -> None:
     app, seen = failing_app()
     async with queues() as bus:

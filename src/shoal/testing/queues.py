@@ -58,6 +58,10 @@ class QueuesBus:
             self._queues[name] = _MemoryQueue(name, self._context, self.queue, self._settings)
         return self._queues[name]
 
+    async def queues(self) -> list[str]:
+        """The names of the queues that there are, sorted."""
+        return sorted(self._settings)
+
     async def create(self, name: str, settings: QueueSettings | None = None, **limits: Any) -> Queue:
         """Create a queue with these limits: `await bus.create("orders", attempts_max=5)`."""
         if name in self._queues:
