@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
+import os
+import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -40,3 +44,44 @@ async def test_a_process_that_has_worked_is_started_again(
     monkeypatch.setattr(processes, "_run_one", run_one)
     await processes._keep(1)
     assert (count, processes._failed) == (starts, failed)
+
+
+PROGRAM = """
+import json, os, sys, time
+if sys.argv[2] != "0" and os.fork() == 0:
+    time.sleep(3600)
+    os._exit(0)
+with os.fdopen(int(sys.argv[1]), "w") as pipe:
+    json.dump({"queues": {"q%d" % n: {} for n in range(int(sys.argv[3]))}}, pipe)
+"""
+
+
+@pytest.mark.parametrize(("forks", "queues"), [("0", 2), ("1", 2), ("0", 20_000)])
+async def test_the_summary_of_a_process_is_read_whoever_holds_its_pipe(
+    monkeypatch: pytest.MonkeyPatch, forks: str, queues: int
+) -> None:
+    """A process that a handler had forked held the pipe open: the parent waited for its end, started nothing again and
+    heard no signal. A summary that does not fit a pipe was never read."""
+    processes = _Processes(argparse.Namespace())
+    groups = []
+
+    def command(pipe: int) -> list[str]:
+        return [sys.executable, "-c", PROGRAM, str(pipe), forks, str(queues)]
+
+    started = asyncio.create_subprocess_exec
+
+    async def start(*words: str, **options: object) -> asyncio.subprocess.Process:
+        process = await started(*words, **options)  # type: ignore[arg-type]
+        groups.append(process.pid)
+        return process
+
+    monkeypatch.setattr(processes, "_command", command)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    try:
+        async with asyncio.timeout(30):
+            assert await processes._run_one(1) == 0
+    finally:
+        if forks != "0":
+            os.killpg(groups[0], signal.SIGKILL)
+    (summary,) = processes._summaries
+    assert len(summary["queues"]) == queues
