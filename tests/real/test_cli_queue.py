@@ -328,6 +328,19 @@ async def test_purge_deletes_dead_letters_on_request(bus: shoal.Bus, capsys: Cap
     assert await queue.dead() == []
 
 
+async def test_a_damaged_queue_does_not_hide_the_others(bus: shoal.Bus, site: QueueSite, capsys: Capture) -> None:
+    for name in ("damaged", "whole"):
+        await bus.queue(name).create()
+    ask(site.store.host, site.store.port, None, None, b"RPUSH", b"__shoal:q:damaged:leases", b"x")
+    status, facts = await run_json_command(capsys, "queue", "stats")
+    assert (status, [*facts["failed"]]) == (1, ["damaged"])
+    assert "whole" in {one["queue"] for one in facts["queues"]}
+    status, out, err = await run_command(capsys, "queue", "stats", "damaged")
+    assert (status, out) == (1, "")
+    assert "WRONGTYPE" in err
+    await run_json_command(capsys, "queue", "drop", "damaged", "--yes")
+
+
 async def test_purge_of_dead_letters_ends_if_some_cannot_be_deleted(
     bus: shoal.Bus, site: QueueSite, capsys: Capture
 ) -> None:

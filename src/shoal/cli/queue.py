@@ -22,7 +22,7 @@ from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, no
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
 from shoal.cli.queue_places import register_places
-from shoal.errors import ConfigError, QueueError, QueueFullError
+from shoal.errors import ConfigError, QueueFullError, ShoalError
 from shoal.queues.queue import DeadLetter, KeyStatus, Message, Queue, QueueStatistics
 
 T = TypeVar("T")
@@ -191,7 +191,7 @@ async def _read_stats(
             queue = bus.queue(name)
             try:
                 found.append((name, await queue.stats(), await queue.keys(args.count) if args.keys else []))
-            except QueueError as error:
+            except ShoalError as error:  # a damaged queue is a ProtocolError
                 if len(args.names) == 1:
                     raise
                 failed[name] = str(error)

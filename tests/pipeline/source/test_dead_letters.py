@@ -143,6 +143,23 @@ async def test_a_damaged_letter_is_a_row_that_says_so(store: RedisServer) -> Non
         assert [(row["reason"], row["payload"]) for row in rows] == [(UNREADABLE, None)] * 5
 
 
+async def test_dead_letters_of_another_type_hide_no_other_queue(store: RedisServer) -> None:
+    import redis
+
+    async with client_of(store) as client:
+        for name in ("type.a", "type.b"):
+            await client.create(name, shards=2)
+            await bury(client, name, 1)
+        with redis.Redis(host=store.host, port=store.port) as connection:
+            connection.set("__shoal:q:type.a:dead", "no stream")
+    options = read_options({"servers": listed(store), "kind": "dead", "queue": "type.*"})
+    options = replace(options, cluster=cast(ClusterAddress, Places(store, "type.a", "type.b")))
+    planner = OffsetPlanner(options, complete=True)
+    first = planner.first()
+    rows = table_of(planner.parts(first, planner.next(first)), options.kind).to_pylist()
+    assert [row["queue"] for row in rows] == ["type.b"]
+
+
 def test_options_of_other_kinds_are_refused(store: RedisServer) -> None:
     for name in ("channel", "where", "rows", "startingTimestamp"):
         with pytest.raises(ConfigError, match="not for dead letters"):
