@@ -109,3 +109,11 @@ def test_an_impossible_backoff_is_refused(arguments: tuple[float, ...]) -> None:
 def test_an_impossible_retry_is_refused(after: float) -> None:
     with pytest.raises(ValueError, match="seconds from 0"):
         shoal.Retry(after=after)
+
+
+def test_a_retry_with_a_number_as_its_reason_is_refused() -> None:
+    """`Retry(5)` came again at once, because its first argument is the reason."""
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"Retry\(after=5\)"):
+        shoal.Retry(wrong)
+    assert shoal.Retry("busy", after=5).after == 5
