@@ -303,6 +303,9 @@ class WorkerRun:
         except BaseException as error:  # also SystemExit: it would end the job of every other handler
             self._log.exception("handler raised", job=job.number, attempt=job.attempt)
             return error
+        task = asyncio.current_task()
+        if self._returning and self._threads is None and task is not None and task.cancelling():
+            raise asyncio.CancelledError  # the handler has kept it to itself: its work may be half done
         return None
 
     async def _limit_time(self, job: Job, call_next: CallNext) -> None:
@@ -317,8 +320,9 @@ class WorkerRun:
             except TimeoutError:
                 if not limit.expired():
                     raise
+            if limit.expired():  # also if the handler has kept the cancellation to itself: its work may be half done
                 self._overdue(job, "cancelled")
-                raise HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s") from None
+                raise HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s")
         else:
             timer = asyncio.get_running_loop().call_later(timeout_s, self._overdue, job, "a thread cannot be stopped")
             try:
