@@ -267,6 +267,20 @@ async def test_dead_letters_are_listed_and_replayed(bus: shoal.Bus, capsys: Capt
     assert (status, err) == (1, "shoal: nothing says which dead letters to replay: give their names, or --all\n")
 
 
+async def test_what_applications_have_stored_does_not_control_the_terminal(bus: shoal.Bus, capsys: Capture) -> None:
+    """The reason of a failure and payloads were printed as they are, with line ends and escape sequences."""
+    queue, evil = bus.queue("escapes"), "a\x1b[2Jb\nc"
+    await queue.put(evil, key=evil)
+    async with queue.take() as jobs:
+        await (await anext(jobs)).fail(evil, dead=True)
+    await queue.put(evil, key=evil)
+    for words, lines in (("peek", 1), ("dead", 3), ("stats", None)):
+        _, out, _ = await run_command(capsys, "queue", words, "escapes", *(["--keys"] if words == "stats" else []))
+        assert "\x1b" not in out
+        assert "a [2Jb c" in out
+        assert lines is None or len(out.splitlines()) == lines
+
+
 async def test_replay_into_a_full_queue_tells_how_many_came_back(bus: shoal.Bus, capsys: Capture) -> None:
     queue = bus.queue("tight")
     await queue.create(shoal.QueueSettings(messages_max=2, attempts_max=1))

@@ -229,7 +229,7 @@ def _key_table(keys: Sequence[KeyStatus]) -> list[str]:
 
 def _state_text(key: KeyStatus) -> str:
     if key.state == "held":
-        return f"held by {key.consumer[-10:]}, {key.lease_s:.0f} s"
+        return f"held by {_line(key.consumer[-10:])}, {key.lease_s:.0f} s"
     return {"ready": "ready", "retry": "waits for a retry", "halted": "halted: replay or release"}[key.state]
 
 
@@ -240,7 +240,7 @@ def _key_facts(key: KeyStatus) -> dict[str, Any]:
 def run_peek(args: argparse.Namespace) -> int:
     """Show messages."""
     messages = _with_queue(args, lambda queue: queue.peek(args.key, args.count))
-    lines = [f"{_cut(_text(message.key), KEY_WIDTH)}  {_text(message.payload)}" for message in messages]
+    lines = [f"{_cut(_text(message.key), KEY_WIDTH)}  {_line(_text(message.payload))}" for message in messages]
     facts = {"queue": args.name, "messages": [message_facts(message) for message in messages]}
     result(args, facts, "\n".join(lines) or "no message waits")
     return 0
@@ -264,7 +264,7 @@ def _dead_text(letter: DeadLetter) -> str:
     key = _cut(_text(letter.message.key), KEY_WIDTH)
     return (
         f"{letter.entry}  {when}  {plural(letter.attempts, 'attempt')}  {key}\n"
-        f"  reason   {letter.reason or 'none given'}\n"
+        f"  reason   {_line(letter.reason) or 'none given'}\n"
         f"  payload  {_cut(_text(letter.message.payload), 68)}"
     )
 
@@ -375,7 +375,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
+def _line(text: str) -> str:
+    """A text in one line. What applications and clients have stored must not control the operator's terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in shown(text))
+
+
 def _cut(text: str, width: int) -> str:
     """A text in one line of at most this width."""
-    line = "".join(letter if letter.isprintable() else " " for letter in shown(text))
+    line = _line(text)
     return line if len(line) <= width else line[: width - 3] + "..."
