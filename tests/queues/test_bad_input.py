@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import time
+import zlib
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from tests.support.queue_store import client_of, store_server, until
 from tests.support.redis_server import RedisServer
@@ -27,6 +31,7 @@ from shoal.errors import (
     TooManyKeysError,
 )
 from shoal.plan.queue_settings import QueueSettings
+from shoal.queues.producer import Outgoing
 from shoal.queues.queue import NewMessage
 from shoal.queues.settings import ConsumerSettings
 
@@ -34,7 +39,7 @@ from shoal.queues.settings import ConsumerSettings
 async def test_an_unknown_queue_is_named_and_the_way_to_make_it(store: RedisServer) -> None:
     async with client_of(store) as client:
         queue = client.queue("nowhere")
-        with pytest.raises(QueueNotFoundError, match="shoal queue create"):
+        with pytest.raises(QueueNotFoundError, match=r"no queue nowhere on store q1.*shoal queue create nowhere"):
             await queue.put(b"x")
         with pytest.raises(QueueNotFoundError):
             await queue.stats()
@@ -101,6 +106,41 @@ async def test_put_many_names_messages_that_cannot_be_stored_and_stores_the_othe
             (607, PayloadTooLargeError),
         ]
         assert result.accepted == (await queue.stats()).messages == 602
+
+
+@pytest.mark.parametrize("full", ["raise", "wait"])
+async def test_put_many_stores_nothing_behind_a_refused_message(
+    store: RedisServer, full: Literal["raise", "wait"]
+) -> None:
+    """Later batches went on when there was room again: a caller that repeated what was refused changed the order. With
+    full="wait" each batch waited anew."""
+    async with client_of(store, queue_batch_messages_max=2, queue_put_timeout_s=0.3) as client:
+        queue = await client.create(f"behind-{full}", messages_max=3)
+        sent, send = 0, queue._send
+
+        async def send_and_make_room(messages: Sequence[Outgoing], full: str) -> None:
+            nonlocal sent
+            await send(messages, full)
+            sent += 1
+            if sent == 2:
+                await queue.purge()
+
+        queue._send = send_and_make_room  # type: ignore[method-assign]
+        began = time.monotonic()
+        result = await queue.put_many([NewMessage(b"%d" % n, key="k") for n in range(40)], full=full)
+        assert (result.accepted, [position for position, _ in result.refused]) == (3, list(range(3, 40)))
+        assert all(isinstance(error, QueueFullError) for _, error in result.refused)
+        assert time.monotonic() - began < 2
+        assert (await queue.stats()).messages == 0
+
+
+async def test_put_many_goes_on_with_other_keys_behind_a_key_too_many(store: RedisServer) -> None:
+    async with client_of(store, queue_batch_messages_max=2) as client:
+        queue = await client.create("behind-keys", keys_max=2)
+        given = [NewMessage(b"%d" % n, key=key) for n, key in enumerate("abcacbab")]
+        result = await queue.put_many(given)
+        assert [position for position, _ in result.refused] == [2, 4]
+        assert result.accepted == 6
 
 
 @pytest.mark.parametrize("wrong", [7, None, {"payload": b"x"}])
@@ -217,12 +257,33 @@ async def test_a_producer_that_waits_in_vain_is_told(store: RedisServer) -> None
             await queue.put(b"1", full="wait")
 
 
+async def test_a_message_that_never_fits_is_refused_and_holds_nothing_back(store: RedisServer) -> None:
+    """With full="wait" it was waited for, and all other messages of the client were refused or waited behind it."""
+    async with client_of(store) as client:
+        queue = await client.create("never-fits", bytes_max=1000)
+        async with asyncio.timeout(5):
+            for full in ("raise", "wait"):
+                with pytest.raises(PayloadTooLargeError, match="raise bytes_max of the queue"):
+                    await queue.put(b"x" * 1000, full=full)
+                await queue.put(b"1", full=full)
+            given = [NewMessage(b"x" * 1000, key="k"), NewMessage(b"y", key="k"), NewMessage(b"z")]
+            result = await queue.put_many(given, full="wait")
+        assert [(position, type(error)) for position, error in result.refused] == [
+            (0, PayloadTooLargeError),
+            (1, PayloadTooLargeError),
+        ]
+        await client.queue("never-fits").configure(QueueSettings(bytes_max=10_000))
+        client.settings["never-fits"] = QueueSettings(bytes_max=10_000)
+        client.entries["never-fits"] = msgspec.structs.replace(await client._find("never-fits"), revision=2)
+        await queue.put(b"x" * 1000)  # the client reads that the limit was raised
+
+
 async def test_a_put_that_is_cancelled_while_it_waits_for_room_is_withdrawn(store: RedisServer) -> None:
     """It held back all other messages of the client until its time was over, or was stored later."""
     async with client_of(store) as client:
         queue = await client.create("withdrawn", messages_max=2, bytes_max=1000)
-        await queue.put(b"0")
-        for large in (b"x" * 2000, b"y" * 2000):
+        await queue.put(b"0" * 200)
+        for large in (b"x" * 900, b"y" * 900):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(queue.put(large, full="wait"), 0.2)
         async with asyncio.timeout(5):
@@ -369,13 +430,67 @@ async def test_a_wrong_password_is_reported(store: RedisServer) -> None:
             await client.queue("secret").put(b"x")
 
 
-def test_impossible_settings_are_refused() -> None:
-    for wrong in ({"shards": 0}, {"shards": 257}, {"messages_max": 0}, {"lease_s": 1.0}, {"dedupe_s": 0.1}):
-        with pytest.raises(ConfigError):
-            QueueSettings(**wrong).validate()
-    for other in ({"max_in_flight": 0}, {"slow_after_s": -1.0}):
-        with pytest.raises(ConfigError):
-            ConsumerSettings(**other).validate()
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shards": 0},
+        {"shards": 257},
+        {"shards": 2.0},
+        {"messages_max": 0},
+        {"messages_max": 2.5},
+        {"messages_max": "5"},
+        {"messages_max": True},
+        {"lease_s": 1.0},
+        {"lease_s": "10"},
+        {"lease_s": float("nan")},
+        {"dedupe_s": 0.1},
+        {"on_dead": "perhaps"},
+    ],
+)
+def test_impossible_settings_of_a_queue_are_refused(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigError, match=f"{name} is"):
+        QueueSettings(**wrong).validate()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_in_flight": 0},
+        {"max_in_flight": 2.5},
+        {"max_in_flight": float("nan")},  # such a consumer got nothing, without an error
+        {"max_in_flight": "5"},
+        {"key_messages": 10**30},
+        {"slow_after_s": -1.0},
+        {"slow_after_s": "1"},
+        {"partition_weight": float("inf")},
+        {"partition_weight": 1e300},
+    ],
+)
+async def test_impossible_settings_of_a_consumer_are_refused(store: RedisServer, wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    async with client_of(store) as client:
+        with pytest.raises(ConfigError, match=f"{name} is"):
+            client.queue("settings").take(settings=ConsumerSettings(**wrong))
+
+
+async def test_settings_of_the_wrong_type_are_refused(store: RedisServer) -> None:
+    async with client_of(store) as client:
+        wrong: Any = {"messages_max": 5}
+        with pytest.raises(ConfigError, match=r"shoal\.QueueSettings"):
+            await client.queue("settings").create(wrong)
+        with pytest.raises(ConfigError, match=r"shoal\.ConsumerSettings"):
+            client.queue("settings").take(settings=wrong)
+
+
+async def test_settings_of_a_consumer_are_not_replaced_by_defaults(store: RedisServer) -> None:
+    """`take(settings=ConsumerSettings(max_in_flight=1))` held 64 messages."""
+    async with client_of(store) as client:
+        queue = await client.create("in-flight-of-settings")
+        await queue.put_many([b"%d" % n for n in range(10)])
+        async with queue.take(settings=ConsumerSettings(max_in_flight=2)) as jobs:
+            await anext(jobs)
+            assert (await queue.stats()).held == 2
 
 
 async def test_settings_can_be_changed_but_not_the_shards(store: RedisServer) -> None:
@@ -426,8 +541,8 @@ async def test_the_pause_after_many_attempts_is_the_longest_one(store: RedisServ
         assert [status.state for status in await queue.keys()] == ["retry"]
 
 
-@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan")])
-async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: float) -> None:
+@pytest.mark.parametrize("ack_timeout", [0, -1.0, float("nan"), "5"])
+async def test_an_impossible_ack_timeout_is_refused(store: RedisServer, ack_timeout: Any) -> None:
     async with client_of(store) as client:
         with pytest.raises(ConfigError, match="seconds above 0"):
             client.queue("ack-timeout").take(ack_timeout=ack_timeout)
@@ -466,6 +581,24 @@ async def test_views_show_as_much_as_asked(store: RedisServer) -> None:
         assert await queue.peek("k", -1) == []
         await queue.put_many([NewMessage(b"x", key=f"k{n}") for n in range(399)])
         assert len(await queue.keys(1000)) == 400
+
+
+async def test_blocked_keys_are_shown_first_whatever_their_shard(store: RedisServer) -> None:
+    """Ready keys of the first shards hid the blocked ones of the others."""
+    async with client_of(store) as client:
+        queue = await client.create("blocked-first", on_dead="halt", attempts_max=1)
+        blocked = {f"k{n}".encode() for n in range(40) if zlib.crc32(b"k%d" % n) % 16 >= 12}
+        await queue.put_many([NewMessage(b"x", key=key) for key in blocked])
+        async with queue.take() as jobs:
+            for _ in blocked:
+                await (await anext(jobs)).fail("no")
+        await queue.put_many([NewMessage(b"x", key=f"ready-{n}") for n in range(400)])
+        shown = await queue.keys(len(blocked) + 5)
+        assert {status.key for status in shown[: len(blocked)]} == blocked
+        assert [status.state for status in shown] == ["halted"] * len(blocked) + ["ready"] * 5
+        assert len(await queue.peek(count=7)) == 7
+        assert await queue.keys(0) == await queue.keys(-1) == []
+        assert await queue.peek(count=0) == []
 
 
 async def test_a_delayed_message_joins_its_key_when_it_is_due(store: RedisServer) -> None:

@@ -3,6 +3,7 @@ without a limit, and no call blocks the store for long."""
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -15,8 +16,10 @@ from tests.lab.sim.test_model_scripts import real_keys
 from tests.support.queue_store import StoreClient, client_of, until
 from tests.support.redis_server import RedisServer
 
+import shoal
 from shoal.errors import ConfigError, PayloadTooLargeError, ProtocolError, QueueUnavailableError
 from shoal.plan.queue_settings import QueueSettings
+from shoal.queues.job import Job
 from shoal.queues.message_format import BODY_BYTES_MAX, encode_message, read_pushed
 from shoal.queues.queue import NewMessage
 from shoal.queues.queue_state import pack_state, unpack_state
@@ -409,6 +412,58 @@ async def test_a_message_that_cannot_be_read_becomes_a_dead_letter_and_stops_no_
         (b"no message", 1),
         (b"\x95\xc4\x01a", 1),
     ]
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        (b"\xff\xfe", b"", 0, b"p", b"x"),
+        (b"n" * 65, b"", 0, b"p", b"x"),
+        (b"1", b"", 2**64 - 1, b"p", b"x"),
+        (b"1", b"", -1, b"p", b"x"),
+    ],
+)
+async def test_a_message_with_an_impossible_number_or_time_does_not_end_a_worker(
+    client: StoreClient, target: Target, stored: tuple[Any, ...]
+) -> None:
+    """`job.number` raised UnicodeDecodeError: the worker ended and gave the message back, and so did the next one."""
+    queue = await client.create("target")
+    target.put(*message(b"%d" % (zlib.crc32(b"bad") % 16), b"bad", body=msgspec.msgpack.encode(stored)))
+    app, seen = shoal.App(), []
+
+    @app.worker("target")
+    async def handle(job: Job) -> None:
+        seen.append(job.payload)
+        app.stop()
+
+    await queue.put(b"good", key="bad")
+    async with asyncio.timeout(30):
+        await app.run(client, signals=False)
+    assert seen == [b"good"]
+    (letter,) = await queue.dead()
+    assert letter.message.payload == msgspec.msgpack.encode(stored)
+
+
+async def test_entries_that_no_script_has_written_hide_no_dead_letter(client: StoreClient, target: Target) -> None:
+    """They raised KeyError in `dead`, or ended the list before its end."""
+    queue = await client.create("target")
+    await queue.put(b"x", key="k")
+    async with queue.take() as jobs:
+        await (await anext(jobs)).fail("broken", dead=True)
+    letter = (b"shard", b"0", b"key", b"k", b"reason", b"r", b"attempts", b"1", b"at", b"1", b"body", b"b")
+    target.real.call(b"XADD", PREFIX + b"dead", b"900-0", b"colour", b"red")
+    target.real.call(b"XADD", PREFIX + b"dead", b"901-0", *letter[:9], b"9" * 30, *letter[10:])
+    target.real.call(b"XADD", PREFIX + b"dead", b"9" * 18 + b"-0", *letter)
+    found = await queue.dead()
+    assert [one.reason.partition(" (")[0] for one in found] == ["broken", *["a dead letter cannot be read"] * 2, "r"]
+    assert await queue.forget(*(one.entry for one in found)) == 3  # the last one has a name that scripts never give
+    assert await queue.dead(after=found[-1].entry) == []
+
+
+async def test_a_key_of_a_consumer_with_an_impossible_name_is_shown(client: StoreClient, target: Target) -> None:
+    queue = await client.create("target")
+    target.real.call(b"HSET", PREFIX + b"3:owners", b"k", b"\xff 1.5 0 0 0 0 0 0")
+    assert [(one.key, one.state) for one in await queue.keys()] == [(b"k", "held")]
 
 
 async def test_forged_pushes_do_not_stop_a_consumer(client: StoreClient, target: Target) -> None:

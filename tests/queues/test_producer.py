@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from shoal.errors import AlreadyAcceptedError, QueueFullError, QueueUnavailableError, TooManyKeysError
+from shoal.errors import AlreadyAcceptedError, QueueFullError, QueueUnavailableError, TooManyIdsError, TooManyKeysError
 from shoal.limits import DEFAULT_LIMITS
 from shoal.queues.producer import CAREFUL_BATCHES, Outgoing, ProducerCore
 
@@ -60,6 +60,10 @@ def test_each_letter_has_its_error_and_a_message_behind_a_refused_one_has_the_sa
     core.next_batch(0.0)
     decided = core.answered(b"DKB", 7, 0.0)
     assert [type(one.outcome) for one in decided] == [AlreadyAcceptedError, TooManyKeysError, TooManyKeysError]
+    core.add([message(key=b"a"), message(key=b"b"), message(key=b"a")])
+    core.next_batch(0.0)
+    decided = core.answered(b"KIB", 7, 0.0)
+    assert [type(one.outcome) for one in decided] == [TooManyKeysError, TooManyIdsError, TooManyKeysError]
 
 
 def test_messages_that_wait_for_room_keep_their_place_and_are_not_sent_at_once() -> None:

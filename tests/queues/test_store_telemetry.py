@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,13 +14,14 @@ import pytest
 from tests.support.queue_store import client_of, store_server
 from tests.support.redis_server import RedisServer
 
+from shoal.errors import ShoalError
 from shoal.load.record import DATA_FIELD, TelemetryRecord, decode
 from shoal.load_kinds import KINDS
 from shoal.queues.agent.meter import StoreMeter
 from shoal.queues.agent.telemetry import StoreTelemetry
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.queue import NewMessage
-from shoal.queues.queue_state import unpack_state
+from shoal.queues.queue_state import pack_state, unpack_state
 from shoal.queues.script_loader import load_scripts
 from shoal.runtime import PRODUCTION
 from shoal.wire.connection import Connection
@@ -162,6 +164,46 @@ async def test_a_queue_that_a_client_has_damaged_does_not_hide_the_others(store:
             assert found is None
             assert await written._telemetry._load(written._connection, b"whole", (0,)) is not None
             await written.next()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (b"SET", b"state", b"no numbers"),
+        (b"SET", b"state", pack_state([1e300] * 19)),
+        (b"SET", b"state", pack_state([float("nan")] * 19)),
+        (b"SET", b"state", pack_state([-1.0] * 19)),
+        (b"RPUSH", b"leases", b"x"),
+        (b"RPUSH", b"state", b"x"),
+        (b"RPUSH", b"dead", b"x"),
+        (b"RPUSH", b"halted", b"x"),
+        (b"RPUSH", b"work", b"x"),
+        (b"HSET", b"work", b"p0", b"many"),
+        (b"HSET", b"work", b"p0", b"9" * 40),
+        (b"HSET", b"work", b"p0", b"-5"),
+    ],
+)
+async def test_a_queue_that_is_damaged_in_use_does_not_hide_the_others(
+    store: RedisServer, command: tuple[bytes, ...]
+) -> None:
+    """The agent wrote no telemetry for any queue on the store, and let no time pass in them."""
+    async with written_on(store) as written, client_of(store) as client:
+        await written._connection.ask((b"FLUSHALL",))
+        for name in ("damaged", "whole"):
+            await (await client.create(name)).put(b"x")
+            written.queues[name.encode()] = (0, 1)
+        await written.next()
+        verb, key, *words = command
+        damaged = b"__shoal:q:damaged:" + key
+        await written._connection.ask((b"UNLINK", damaged), (verb, damaged, *words))
+        with contextlib.suppress(ShoalError):
+            await client.queue("damaged").put(b"x")
+        await client.queue("whole").put(b"later", delay=60.0)
+        before = written._telemetry._clocks[b"whole"]
+        await written.next()
+        assert written.meter.figures[b"whole"].messages == 2
+        await written.next()
+        assert written._telemetry._clocks[b"whole"] > before
 
 
 async def test_consumers_and_dead_letters_of_a_quiet_queue_are_up_to_date(store: RedisServer) -> None:

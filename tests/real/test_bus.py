@@ -451,6 +451,17 @@ async def test_an_address_where_nothing_runs_is_unavailable() -> None:
         await shoal.connect(f"shoal://127.0.0.1:{free_port()}", limits=limits).open()
 
 
+async def test_a_cluster_of_the_environment_that_does_not_answer_is_not_called_the_local_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`shoal worker --url` and $SHOAL_URL were told to run `shoal up`."""
+    monkeypatch.setenv("SHOAL_URL", f"shoal://127.0.0.1:{free_port()}")
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, connect_timeout_s=0.3)
+    with pytest.raises(CoordinatorUnavailableError) as caught:
+        await shoal.connect(limits=limits).open()
+    assert "local" not in str(caught.value)
+
+
 async def test_no_local_cluster_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SHOAL_URL", raising=False)
     monkeypatch.setenv("SHOAL_STATE_DIR", str(tmp_path))

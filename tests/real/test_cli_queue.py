@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 from tests.support.command import run_command, run_json_command
+from tests.support.connections import ask
 from tests.support.queue_site import QueueSite, queue_site
 
 import shoal
@@ -60,6 +61,14 @@ async def test_a_queue_is_created_configured_and_dropped(bus: shoal.Bus, capsys:
     assert (status, out) == (0, "life: exists already, and was not changed\n")
     status, facts = await run_json_command(capsys, "queue", "create", "life")
     assert (status, facts["created"], facts["settings"]["messages_max"]) == (0, False, 5)
+    status, facts = await run_json_command(capsys, "queue", "create", "life", "--messages-max", "6", "--keys-max", "5")
+    assert (status, facts["created"], facts["settings"]["messages_max"]) == (1, False, 5)
+    status, out, _ = await run_command(capsys, "queue", "create", "life", "--messages-max", "6", "--on-dead", "halt")
+    assert (status, out) == (
+        1,
+        "life: exists already with messages_max 5, and stays as it is: see `shoal queue configure`\n",
+    )
+    assert (await run_json_command(capsys, "queue", "create", "life", "--messages-max", "5"))[0] == 0
     status, facts = await run_json_command(capsys, "queue", "configure", "life", "--messages-max", "7")
     assert (status, facts["configured"], facts["settings"]["on_dead"]) == (0, True, "halt")
     assert (await bus.queue("life").stats()).settings.messages_max == 7
@@ -93,8 +102,20 @@ async def test_lines_become_messages_and_messages_lines(bus: shoal.Bus, capsys: 
     assert (await bus.queue("lines").stats()).messages == 0
 
 
-async def test_take_goes_on_until_ctrl_c(bus: shoal.Bus) -> None:
-    command = [sys.executable, "-m", "shoal.cli", "queue", "take", "endless", "--json"]
+@pytest.mark.parametrize(
+    ("number", "flags", "status"),
+    [
+        (signal.SIGINT, ["--json"], 0),
+        (signal.SIGTERM, ["--json"], 0),
+        (signal.SIGINT, [], 130),
+        (signal.SIGTERM, [], 143),
+    ],
+)
+async def test_take_goes_on_until_a_signal_and_leaves(
+    bus: shoal.Bus, number: signal.Signals, flags: list[str], status: int
+) -> None:
+    """SIGTERM ended it without leaving: messages that it had printed came again after the lease."""
+    command = [sys.executable, "-m", "shoal.cli", "queue", "take", "endless", *flags]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stderr is not None
     assert await asyncio.wait_for(process.stderr.readline(), WAIT_S) == b"takes from endless\n"
@@ -103,10 +124,14 @@ async def test_take_goes_on_until_ctrl_c(bus: shoal.Bus) -> None:
     async with asyncio.timeout(WAIT_S):
         while (await queue.stats()).messages:  # noqa: ASYNC110  # the store sets no event
             await asyncio.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    out, _ = await asyncio.wait_for(process.communicate(), WAIT_S)
-    assert process.returncode == 0
-    assert json.loads(out) == {"queue": "endless", "messages": 2, "acknowledged": True}
+    process.send_signal(number)
+    out, err = await asyncio.wait_for(process.communicate(), WAIT_S)
+    assert (process.returncode, err) == (status, b"")
+    if flags:
+        assert json.loads(out) == {"queue": "endless", "messages": 2, "acknowledged": True}
+    else:
+        assert sorted(out.splitlines()) == [b"1", b"2"]
+    assert (await queue.stats()).consumers == 0
 
 
 async def test_take_stops_after_its_time(bus: shoal.Bus) -> None:
@@ -172,9 +197,9 @@ async def test_an_unknown_queue_cannot_be_changed(bus: shoal.Bus, capsys: Captur
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (("--messages-max", "0"), "messages_max is 0: give a number from 1"),
+        (("--messages-max", "0"), "messages_max is 0: give a whole number from 1"),
         (("--lease-s", "nan"), "lease_s is nan: give seconds from 4"),
-        (("--shards", "300"), "shards is 300: give a number from 1 to 256"),
+        (("--shards", "300"), "shards is 300: give a whole number from 1 to 256"),
         (("--timeout", "-1"), "--timeout is -1: give a number of seconds above 0"),
     ],
 )
@@ -242,6 +267,39 @@ async def test_dead_letters_are_listed_and_replayed(bus: shoal.Bus, capsys: Capt
     assert (status, err) == (1, "shoal: nothing says which dead letters to replay: give their names, or --all\n")
 
 
+async def test_what_applications_have_stored_does_not_control_the_terminal(bus: shoal.Bus, capsys: Capture) -> None:
+    """The reason of a failure and payloads were printed as they are, with line ends and escape sequences."""
+    queue, evil = bus.queue("escapes"), "a\x1b[2Jb\nc"
+    await queue.put(evil, key=evil)
+    async with queue.take() as jobs:
+        await (await anext(jobs)).fail(evil, dead=True)
+    await queue.put(evil, key=evil)
+    for words, lines in (("peek", 1), ("dead", 3), ("stats", None)):
+        _, out, _ = await run_command(capsys, "queue", words, "escapes", *(["--keys"] if words == "stats" else []))
+        assert "\x1b" not in out
+        assert "a [2Jb c" in out
+        assert lines is None or len(out.splitlines()) == lines
+
+
+async def test_replay_into_a_full_queue_tells_how_many_came_back(bus: shoal.Bus, capsys: Capture) -> None:
+    queue = bus.queue("tight")
+    await queue.create(shoal.QueueSettings(messages_max=2, attempts_max=1))
+    async with queue.take() as jobs:
+        for number in range(3):
+            await queue.put(b"%d" % number)
+            await (await anext(jobs)).fail("no")
+    await queue.pause()
+    status, facts = await run_json_command(capsys, "queue", "replay", "tight", "--all")
+    assert (status, facts["replayed"], facts["missing"]) == (1, 2, [])
+    assert "no room" in facts["error"]
+    assert (await queue.stats()).dead == 1
+    status, out, err = await run_command(capsys, "queue", "replay", "tight", "--all")
+    assert (status, out) == (1, "0 messages put back into tight\n")
+    assert "shoal: queue tight has no room" in err
+    status, _, err = await run_command(capsys, "queue", "replay", "tight", "1-0@q1", "--all")
+    assert (status, err) == (1, "shoal: names of dead letters were given, and --all: give either\n")
+
+
 async def test_a_halted_key_is_released(bus: shoal.Bus, capsys: Capture) -> None:
     queue = bus.queue("halted")
     await run_json_command(capsys, "queue", "create", "halted", "--attempts-max", "1", "--on-dead", "halt")
@@ -282,3 +340,28 @@ async def test_purge_deletes_dead_letters_on_request(bus: shoal.Bus, capsys: Cap
     status, facts = await run_json_command(capsys, "queue", "purge", "graves", "--dead", "--yes")
     assert (status, facts["deleted"]) == (0, 1)
     assert await queue.dead() == []
+
+
+async def test_a_damaged_queue_does_not_hide_the_others(bus: shoal.Bus, site: QueueSite, capsys: Capture) -> None:
+    for name in ("damaged", "whole"):
+        await bus.queue(name).create()
+    ask(site.store.host, site.store.port, None, None, b"RPUSH", b"__shoal:q:damaged:leases", b"x")
+    status, facts = await run_json_command(capsys, "queue", "stats")
+    assert (status, [*facts["failed"]]) == (1, ["damaged"])
+    assert "whole" in {one["queue"] for one in facts["queues"]}
+    status, out, err = await run_command(capsys, "queue", "stats", "damaged")
+    assert (status, out) == (1, "")
+    assert "WRONGTYPE" in err
+    await run_json_command(capsys, "queue", "drop", "damaged", "--yes")
+
+
+async def test_purge_of_dead_letters_ends_if_some_cannot_be_deleted(
+    bus: shoal.Bus, site: QueueSite, capsys: Capture
+) -> None:
+    """It went on for ever."""
+    await bus.queue("graves-2").create()
+    name = b"9" * 18 + b"-0"
+    ask(site.store.host, site.store.port, None, None, b"XADD", b"__shoal:q:graves-2:dead", name, b"colour", b"red")
+    async with asyncio.timeout(WAIT_S):
+        status, facts = await run_json_command(capsys, "queue", "purge", "graves-2", "--dead", "--yes")
+    assert (status, facts["deleted"]) == (0, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.queue_store import StoreClient, client_of
+from tests.support.queue_store import StoreClient, client_of, store_server
 from tests.support.redis_server import RedisServer
 
 from shoal.queues.queue import NewMessage
@@ -191,6 +191,24 @@ async def test_the_second_signal_ends_handlers_at_once(folder: Folder, store: Re
         status, out, _ = await folder.finish(process)
         assert status == 0
         assert "0 done, 1 returned" in out
+
+
+async def test_a_process_that_has_not_joined_its_queue_ends_at_once(folder: Folder, store: RedisServer) -> None:
+    """It went on trying, and ended with an error."""
+    with store_server() as away:
+        (folder.path / "waits.py").write_text(PROGRAM.replace('int(os.environ["STORE_PORT"])', f"{away.port}"))
+        async with client_of(away) as client:
+            await client.create("orders")
+        away.kill()
+        process = await folder.start("waits:app", "--queues", "orders", "--grace", "3600", "--json")
+        assert process.stderr is not None
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"running the workers" in await process.stderr.readline()
+        await asyncio.sleep(0.5)  # it tries to reach the store
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(4):
+            status, out, err = await folder.finish(process)
+        assert (status, facts_of(out)["done"]) == (0, 0), err
 
 
 async def test_a_process_that_was_paused_for_longer_than_its_lease_cancels_its_handler_and_goes_on(

@@ -19,7 +19,14 @@ async def handle(job: Job) -> None:
     ("options", "complaint"),
     [
         ({"concurrency": 0}, "concurrency=0"),
-        ({"concurrency": 100_000}, "concurrency=100000"),
+        ({"concurrency": 4097}, "concurrency=4097"),
+        ({"concurrency": 2.5}, "concurrency=2.5"),
+        ({"concurrency": "4"}, "concurrency='4'"),
+        ({"concurrency": True}, "concurrency=True"),
+        ({"timeout": "30"}, "timeout='30'"),
+        ({"timeout": float("nan")}, "timeout=nan"),
+        ({"concurrency": 4000, "prefetch": 97}, "prefetch=97"),
+        ({"prefetch": 0.5}, "prefetch=0.5"),
         ({"timeout": 0}, "timeout=0"),
         ({"prefetch": -1}, "prefetch=-1"),
         ({"retry": 5}, "retry=5"),
@@ -46,6 +53,23 @@ def test_names_and_functions_are_checked() -> None:
         app.chosen_workers(["mail"])
     with pytest.raises(TypeError):
         shoal.App("shoal://somewhere", connect=lambda: None)  # type: ignore[arg-type, return-value]
+
+
+def test_a_worker_fetches_no_more_than_a_consumer_can_hold() -> None:
+    """With concurrency=3000 the worker was refused when it ran, for a max_in_flight that its author had not given."""
+    app = shoal.App()
+    app.worker("a", concurrency=3000)(handle)
+    app.worker("b", concurrency=4000, prefetch=96)(handle)
+    app.worker("c", concurrency=16)(handle)
+    assert [worker.max_in_flight for worker in app.workers.values()] == [4096, 4096, 32]
+
+
+@pytest.mark.parametrize("grace", [-1.0, float("nan")])
+async def test_an_impossible_grace_period_is_refused(grace: float) -> None:
+    app = shoal.App()
+    app.worker("orders")(handle)
+    with pytest.raises(ConfigError, match="grace is"):
+        await app.run(grace=grace)
 
 
 def test_the_decorated_function_stays_what_it_is() -> None:
@@ -85,3 +109,11 @@ def test_an_impossible_backoff_is_refused(arguments: tuple[float, ...]) -> None:
 def test_an_impossible_retry_is_refused(after: float) -> None:
     with pytest.raises(ValueError, match="seconds from 0"):
         shoal.Retry(after=after)
+
+
+def test_a_retry_with_a_number_as_its_reason_is_refused() -> None:
+    """`Retry(5)` came again at once, because its first argument is the reason."""
+    wrong: Any = 5
+    with pytest.raises(TypeError, match=r"Retry\(after=5\)"):
+        shoal.Retry(wrong)
+    assert shoal.Retry("busy", after=5).after == 5

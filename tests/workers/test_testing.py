@@ -219,6 +219,56 @@ async def test_an_application_creates_its_queues_as_on_a_cluster() -> None:
             await bus.queue("stock").create(QueueSettings(attempts_max=0))
 
 
+async def test_the_names_of_queues_are_listed() -> None:
+    async with queues({"orders": shoal.QueueSettings(messages_max=5)}) as bus:
+        await bus.queue("mail").put(b"x")
+        assert await bus.queues() == ["mail", "orders"]
+        with pytest.raises(TypeError, match="not both"):
+            await bus.create("more", shoal.QueueSettings(), attempts_max=5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_run_does_not_end_before_retries_that_are_due_at_once(seed: int) -> None:
+    """It looked for due retries first and for held keys later: a job that failed in between was in neither."""
+    app, attempts = shoal.App(), list[int]()
+
+    @app.worker("orders", retry=shoal.Backoff(0, 0))
+    async def handle(job: Job) -> None:
+        attempts.append(job.attempt)
+        for _ in range(seed):  # fail at different moments
+            await asyncio.sleep(0)
+        raise ValueError("no stock")
+
+    async with queues(seed=seed) as bus:
+        for key in "abc":
+            await bus.queue("orders").put(b"x", key=key)
+        ended = await run(app, bus)
+        assert sorted(attempts) == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert (ended["orders"].failed, ended["orders"].dead) == (6, 3)
+        assert (await bus.queue("orders").stats()).dead == 3
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_a_run_does_not_end_before_jobs_that_another_job_has_put(seed: int) -> None:
+    app, seen = shoal.App(), list[str]()
+
+    @app.worker("a")
+    async def handle_a(job: Job) -> None:
+        seen.append("a")
+
+    @app.worker("b")
+    async def handle_b(job: Job) -> None:
+        seen.append("b")
+        for _ in range(seed):
+            await asyncio.sleep(0)
+        job.put(b"next", queue="a")
+
+    async with queues(seed=seed) as bus:
+        await bus.queue("b").put(b"x")
+        await run(app, bus)
+    assert seen == ["b", "a"]
+
+
 async def test_a_paused_queue_has_nothing_to_do() -> None:
     app, seen = failing_app()
     async with queues() as bus:

@@ -164,6 +164,22 @@ async def test_an_async_handler_is_cancelled_after_its_timeout_and_the_job_fails
     assert letter.reason == "the handler took longer than 0.05 s"
 
 
+async def test_a_handler_that_keeps_its_cancellation_to_itself_has_timed_out(place: Place) -> None:
+    """It was done, although the page says that such a job fails."""
+    app = shoal.App()
+
+    @app.worker("swallowed", timeout=0.1, retry=shoal.Backoff(60, 60))
+    async def handle(job: Job) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(30)
+
+    queue = await place.create("swallowed")
+    await queue.put(b"x")
+    ended = (await place.run(app))["swallowed"]
+    assert (ended.failed, ended.timeouts, ended.done) == (1, 1, 0)
+    assert (await queue.stats()).messages == 1
+
+
 async def test_a_timeout_error_of_the_handler_itself_is_an_ordinary_failure(place: Place) -> None:
     app = shoal.App()
 
@@ -473,6 +489,24 @@ async def test_after_the_grace_period_handlers_are_cancelled_and_their_jobs_give
     assert (await place.run(app))["orders"] == WorkerStatistics(done=1)
     assert seen == [b"book", b"book"]
     assert await queue.dead() == []
+
+
+async def test_the_job_of_a_handler_that_keeps_its_cancellation_to_itself_is_given_back(place: Place) -> None:
+    """It was done, and the rest of its work was lost."""
+    app, seen = shoal.App(), []
+
+    @app.worker("orders")
+    async def handle(job: Job) -> None:
+        seen.append(job.payload)
+        if len(seen) == 1:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(3600)
+
+    queue = await place.create("orders")
+    await queue.put(b"book")
+    first = await place.run_until(app, lambda: bool(seen), grace=0.01)
+    assert first["orders"] == WorkerStatistics(returned=1)
+    assert (await place.run(app))["orders"] == WorkerStatistics(done=1)
 
 
 async def test_a_second_stop_does_not_wait(place: Place) -> None:

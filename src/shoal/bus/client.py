@@ -18,7 +18,7 @@ import msgspec
 
 from shoal.bus import collector
 from shoal.bus.enrolment import enrol
-from shoal.bus.location import find_url
+from shoal.bus.location import find_url, named_cluster
 from shoal.bus.plan_cache import PlanCache
 from shoal.bus.plan_source import PlanSource
 from shoal.bus.shell import BusShell
@@ -198,7 +198,7 @@ class Bus:
         try:
             return await source.key_and_ring()
         except CoordinatorUnavailableError as error:
-            if self._url is not None:
+            if self._url is not None or named_cluster() is not None:
                 raise
             raise ClusterNotFoundError(
                 f"the local cluster does not answer ({error.what})",

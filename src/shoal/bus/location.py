@@ -46,6 +46,11 @@ class _Cluster(msgspec.Struct, frozen=True):
     stopped: bool = False
 
 
+def named_cluster(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The address in $SHOAL_URL; None if clients without an address use the local cluster."""
+    return environ.get(URL_VARIABLE) or None
+
+
 def find_url(
     state_dir: str | Path | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -58,8 +63,8 @@ def find_url(
     An explicit directory wins over $SHOAL_URL, which wins over $SHOAL_STATE_DIR and the default directory. With
     `servers`, the address of a local cluster names all its servers and its public key, for a bus.
     """
-    if state_dir is None and environ.get(URL_VARIABLE):
-        return environ[URL_VARIABLE]
+    if state_dir is None and (named := named_cluster(environ)) is not None:
+        return named
     chosen = state_dir or environ.get(STATE_DIR_VARIABLE) or default_state_dir(environ)
     directory = Path(chosen).expanduser().absolute()
     cluster = _read(directory)

@@ -32,7 +32,7 @@ from shoal.errors import (
 from shoal.limits import Limits
 from shoal.logs import get_log
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.queue_settings import QueueSettings, check_settings
 from shoal.plan.ring import ServerAddress
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import check_queue_name
@@ -187,8 +187,7 @@ class BusQueues:
 
     async def create(self, name: str, settings: QueueSettings | None) -> QueueEntry:
         """Have a queue created, and return its entry. An existing queue is not changed."""
-        chosen = settings or QueueSettings()
-        chosen.validate()
+        chosen = check_settings(settings)
         limit_s = self._limits.queue_put_timeout_s
         reason = "no agent has answered"
         try:

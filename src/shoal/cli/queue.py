@@ -18,11 +18,11 @@ import msgspec
 from shoal.bus import Bus, connect
 from shoal.cli.channels import add_url, cluster_url
 from shoal.cli.numbers import positive_int
-from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, plural, result, shown, size_text
+from shoal.cli.output import Handler, HelpFormatter, Subparsers, add_command, note, plural, result, shown, size_text
 from shoal.cli.queue_changes import register_changes
 from shoal.cli.queue_messages import register_messages
 from shoal.cli.queue_places import register_places
-from shoal.errors import ConfigError, QueueError
+from shoal.errors import ConfigError, QueueFullError, ShoalError
 from shoal.queues.queue import DeadLetter, KeyStatus, Message, Queue, QueueStatistics
 
 T = TypeVar("T")
@@ -68,7 +68,9 @@ def _register_views(group: Subparsers) -> None:
         "whether it waits, which consumer holds it, or why it is blocked.",
     )
     stats.add_argument("names", metavar="QUEUE", nargs="*", help="names of queues (default: all)")
-    stats.add_argument("--keys", action="store_true", help="show keys, those that are held or failed first")
+    stats.add_argument(
+        "--keys", action="store_true", help="show keys, blocked ones first, then those that consumers hold"
+    )
     _add_count(stats, 20, "keys to show of each queue")
     add_url(stats)
     peek = _add_queue_command(
@@ -92,7 +94,7 @@ def _register_repairs(group: Subparsers) -> None:
         "replay",
         run_replay,
         "put dead letters back into their queue",
-        "shoal queue replay orders 1700000000000-0\nshoal queue replay orders --all",
+        "shoal queue replay orders 17-0@q1\nshoal queue replay orders --all",
     )
     replay.add_argument("entries", metavar="ENTRY", nargs="*", help="dead letters, as `shoal queue dead` names them")
     replay.add_argument("--all", action="store_true", help="all current dead letters")
@@ -189,7 +191,7 @@ async def _read_stats(
             queue = bus.queue(name)
             try:
                 found.append((name, await queue.stats(), await queue.keys(args.count) if args.keys else []))
-            except QueueError as error:
+            except ShoalError as error:  # a damaged queue is a ProtocolError
                 if len(args.names) == 1:
                     raise
                 failed[name] = str(error)
@@ -227,7 +229,7 @@ def _key_table(keys: Sequence[KeyStatus]) -> list[str]:
 
 def _state_text(key: KeyStatus) -> str:
     if key.state == "held":
-        return f"held by {key.consumer[-10:]}, {key.lease_s:.0f} s"
+        return f"held by {_line(key.consumer[-10:])}, {key.lease_s:.0f} s"
     return {"ready": "ready", "retry": "waits for a retry", "halted": "halted: replay or release"}[key.state]
 
 
@@ -238,7 +240,7 @@ def _key_facts(key: KeyStatus) -> dict[str, Any]:
 def run_peek(args: argparse.Namespace) -> int:
     """Show messages."""
     messages = _with_queue(args, lambda queue: queue.peek(args.key, args.count))
-    lines = [f"{_cut(_text(message.key), KEY_WIDTH)}  {_text(message.payload)}" for message in messages]
+    lines = [f"{_cut(_text(message.key), KEY_WIDTH)}  {_line(_text(message.payload))}" for message in messages]
     facts = {"queue": args.name, "messages": [message_facts(message) for message in messages]}
     result(args, facts, "\n".join(lines) or "no message waits")
     return 0
@@ -262,7 +264,7 @@ def _dead_text(letter: DeadLetter) -> str:
     key = _cut(_text(letter.message.key), KEY_WIDTH)
     return (
         f"{letter.entry}  {when}  {plural(letter.attempts, 'attempt')}  {key}\n"
-        f"  reason   {letter.reason or 'none given'}\n"
+        f"  reason   {_line(letter.reason) or 'none given'}\n"
         f"  payload  {_cut(_text(letter.message.payload), 68)}"
     )
 
@@ -284,21 +286,36 @@ def message_facts(message: Message) -> dict[str, Any]:
 
 def run_replay(args: argparse.Namespace) -> int:
     """Put dead letters back."""
-    if bool(args.entries) == args.all:
+    if args.entries and args.all:
+        raise ConfigError("names of dead letters were given, and --all", do="give either")
+    if not args.entries and not args.all:
         raise ConfigError("nothing says which dead letters to replay", do="give their names, or --all")
-    replayed, missing = _with_queue(args, lambda queue: _replay(queue, None if args.all else args.entries))
+    replayed, missing, full = _with_queue(args, lambda queue: _replay(queue, None if args.all else args.entries))
     text = f"{plural(replayed, 'message')} put back into {args.name}"
     if missing:
         text += f"; no dead letter has the name {', '.join(missing)}"
-    result(args, {"queue": args.name, "replayed": replayed, "missing": missing}, text)
-    return 1 if missing else 0
+    facts: dict[str, Any] = {"queue": args.name, "replayed": replayed, "missing": missing}
+    if full is not None:
+        facts["error"] = str(full)
+        note(f"shoal: {full}")
+    result(args, facts, text)
+    return 1 if missing or full is not None else 0
 
 
-async def _replay(queue: Queue, entries: Sequence[str] | None) -> tuple[int, list[str]]:
+async def _replay(queue: Queue, entries: Sequence[str] | None) -> tuple[int, list[str], QueueFullError | None]:
+    """The number of messages that were put back, the names that no dead letter has, and why it ended early."""
     if entries is None:
         entries = [letter.entry async for letter in _dead_letters(queue)]
-    done = [await queue.replay(entry) for entry in entries]
-    return sum(done), [entry for entry, found in zip(entries, done, strict=True) if not found]
+    replayed, missing = 0, list[str]()
+    for entry in entries:
+        try:
+            found = await queue.replay(entry)
+        except QueueFullError as full:
+            return replayed, missing, full
+        replayed += found
+        if not found:
+            missing.append(entry)
+    return replayed, missing, None
 
 
 async def _dead_letters(queue: Queue) -> AsyncIterator[DeadLetter]:
@@ -319,9 +336,10 @@ def run_purge(args: argparse.Namespace) -> int:
 
 
 async def _forget_all(queue: Queue) -> int:
-    total = 0
-    while page := await queue.dead(PAGE):
+    total, after = 0, ""
+    while page := await queue.dead(PAGE, after):
         total += await queue.forget(*(letter.entry for letter in page))
+        after = page[-1].entry  # entries that no script has written stay
     return total
 
 
@@ -357,7 +375,12 @@ def _text(data: bytes) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
+def _line(text: str) -> str:
+    """A text in one line. What applications and clients have stored must not control the operator's terminal."""
+    return "".join(letter if letter.isprintable() else " " for letter in shown(text))
+
+
 def _cut(text: str, width: int) -> str:
     """A text in one line of at most this width."""
-    line = "".join(letter if letter.isprintable() else " " for letter in shown(text))
+    line = _line(text)
     return line if len(line) <= width else line[: width - 3] + "..."

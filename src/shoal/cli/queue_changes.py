@@ -11,7 +11,7 @@ import asyncio
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _TIMEOUT_S: Final = 5.0
 _WAIT_S: Final = 60.0
 _POLL_S: Final = 0.05
+_NONE: Final[Mapping[str, Any]] = {}
 _BUSY_S: Final = 5.0
 """How long a command that does not wait for its own request waits for the one before it."""
 _FLAGS: Final[dict[str, tuple[Callable[[str], Any], str, str]]] = {
@@ -124,9 +125,10 @@ def run_create(args: argparse.Namespace) -> int:
     from shoal.plan.queue_request import CreateQueue
     from shoal.plan.queue_settings import QueueSettings
 
-    settings = QueueSettings(**_given(args))
+    given = _given(args)
+    settings = QueueSettings(**given)
     settings.validate()
-    return _run(args, "created", lambda unit, entry: CreateQueue(unit, settings, secrets.token_hex(8)))
+    return _run(args, "created", lambda unit, entry: CreateQueue(unit, settings, secrets.token_hex(8)), given)
 
 
 def run_configure(args: argparse.Namespace) -> int:
@@ -155,8 +157,14 @@ def run_drop(args: argparse.Namespace) -> int:
     return _run(args, "dropped", lambda unit, entry: DropQueue(unit, secrets.token_hex(8)))
 
 
-def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntry | None], QueueRequest]) -> int:
-    """Send a request and wait until the leader has carried it out."""
+def _run(
+    args: argparse.Namespace,
+    action: str,
+    make: Callable[[bytes, QueueEntry | None], QueueRequest],
+    wanted: Mapping[str, Any] = _NONE,
+) -> int:
+    """Send a request and wait until the leader has carried it out. It fails if the queue is there afterwards without
+    the settings that are wanted: another client has created it."""
     from shoal.cli.plan import coordinator_of
     from shoal.plan.queue_request import check_name
     from shoal.runtime import PRODUCTION
@@ -172,12 +180,19 @@ def _run(args: argparse.Namespace, action: str, make: Callable[[bytes, QueueEntr
             return change
 
     change = asyncio.run(run())
+    found = change.entry.settings if change.entry is not None else None
+    others = [
+        f"{name} {getattr(found, name)}" for name, value in wanted.items() if getattr(found, name, value) != value
+    ]
+    if others:
+        change.existed = True
+        change.outcome = f"exists already with {', '.join(others)}, and stays as it is: see `shoal queue configure`"
     facts: dict[str, Any] = {"queue": args.name, action: change.done and not change.existed, "outcome": change.outcome}
     if change.entry is not None and action != "dropped":
         facts["stores"] = [store.id for store in change.entry.stores]
         facts["settings"] = msgspec.to_builtins(change.entry.settings)
     result(args, facts, f"{args.name}: {change.outcome}")
-    return 0 if change.done or args.no_wait else 1
+    return 0 if (change.done or args.no_wait) and not others else 1
 
 
 class QueueChange:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Final
@@ -60,9 +61,10 @@ def register_messages(group: Subparsers) -> None:
         "take messages and print them as lines",
         example="shoal queue take orders\nshoal queue take orders --count 10 --format json\n"
         "shoal queue take orders --count 1 --no-ack",
-        description="Take messages, print each as a line, and acknowledge it, until Ctrl-C. With --no-ack the messages "
-        "go back when the command ends, which counts as an attempt; `shoal queue peek` shows them without one. With "
-        "--json, messages are counted and not printed; --format json prints them.",
+        description="Take messages, print each as a line, and acknowledge it, until Ctrl-C or SIGTERM. With --no-ack the "
+        "messages go back when the command ends, which counts as an attempt, and only one message of each key is "
+        "printed; `shoal queue peek` shows them without taking them. With --json, messages are counted and not printed; "
+        "--format json prints them.",
     )
     take.add_argument("name", metavar="QUEUE", help="name of the queue")
     take.add_argument("--count", type=positive_int, metavar="N", help="stop after N messages")
@@ -135,13 +137,16 @@ async def _payloads(given: str | None) -> AsyncIterator[list[bytes]]:
 
 
 def run_take(args: argparse.Namespace) -> int:
-    """Print messages until the count or the time is reached, or the user interrupts."""
+    """Print messages until the count or the time is reached, or a signal ends the command."""
     printed = [0]
     try:
         asyncio.run(_take(args, printed))
     except KeyboardInterrupt:
         if not args.json:
             raise
+    except asyncio.CancelledError:  # SIGTERM
+        if not args.json:
+            return 128 + signal.SIGTERM
     result(args, {"queue": args.name, "messages": printed[0], "acknowledged": args.ack}, "")
     return 0 if args.count is None or printed[0] >= args.count else 1
 
@@ -150,6 +155,10 @@ async def _take(args: argparse.Namespace, printed: list[int]) -> None:
     from shoal.bus import connect
 
     url = cluster_url(args.url, args.settings, servers=True)
+    task = asyncio.current_task()
+    assert task is not None
+    with contextlib.suppress(ValueError, RuntimeError):  # only the main thread gets signals
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with connect(url, limits=args.settings.limits) as bus:
         in_flight = 64 if args.count is None else min(64, args.count)
         async with bus.queue(args.name).take(max_in_flight=in_flight) as jobs:

@@ -155,7 +155,9 @@ def run_abandon(args: argparse.Namespace) -> int:
     from shoal.runtime import PRODUCTION
 
     check_timeout(args)
-    if (args.name is None) == (args.store is None):
+    if args.name is not None and args.store is not None:
+        raise ConfigError("a queue was given, and --store", do="give either; --store is for all queues on a store")
+    if args.name is None and args.store is None:
         raise ConfigError("nothing says what to abandon", do="name a queue, or give --store")
     what = f"queue {args.name}" if args.name else f"all queues on store {args.store}"
     if not args.yes:

@@ -25,6 +25,7 @@ RESTART_S_MAX: Final = 30.0
 """Pause before a process that crashed is started again. It doubles with each crash."""
 HEALTHY_S: Final = 60.0
 """A process that ran this long has started well: the pause is reset."""
+READ_BYTES: Final = 65536
 KILL_S: Final = 15.0
 """How long after the grace period a process that has not ended is killed."""
 
@@ -73,12 +74,13 @@ class _Processes:
             status = await self._run_one(slot)
             if self._stopping.is_set():
                 return
-            if first and status in (1, 2):  # it has reported an error, which another start does not change
+            healthy = time.monotonic() - started_at >= HEALTHY_S
+            if first and not healthy and status in (1, 2):  # a reported error, which another start does not change
                 self._failed = True
                 self._signalled()
                 return
             first = False
-            if time.monotonic() - started_at >= HEALTHY_S:
+            if healthy:
                 pause_s = RESTART_S_MIN
             note(f"process {slot} ended with status {status} and starts again in {pause_s:g} s")
             try:
@@ -99,11 +101,13 @@ class _Processes:
         self._running[slot] = process
         if self._stopping.is_set():  # the signal came while it started
             _end(process, signal.SIGTERM)
-        status = await process.wait()
+        summary = _Summary(reading)
+        try:
+            status = await process.wait()
+        finally:
+            text = summary.end()
         del self._running[slot]
-        with os.fdopen(reading) as pipe:  # a summary fits the buffer of a pipe
-            text = pipe.read()
-        if text:
+        with contextlib.suppress(ValueError):  # it was killed while it wrote
             self._summaries.append(json.loads(text))
         return status
 
@@ -132,3 +136,34 @@ class _Processes:
 def _end(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
         process.send_signal(number)
+
+
+class _Summary:
+    """What a process writes into its pipe. The end of the pipe says nothing: a process that a handler has forked may
+    hold it open, and live for longer."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._text = bytearray()
+        os.set_blocking(pipe, False)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(pipe, self._read)
+
+    def _read(self) -> bool:
+        """Read what is there; return whether there may be more."""
+        try:
+            data = os.read(self._pipe, READ_BYTES)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._loop.remove_reader(self._pipe)
+        self._text += data
+        return bool(data)
+
+    def end(self) -> bytes:
+        """The process has ended, so everything is there."""
+        while self._read():
+            pass
+        self._loop.remove_reader(self._pipe)
+        os.close(self._pipe)
+        return bytes(self._text)

@@ -47,16 +47,16 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     def validate(self) -> None:
         """Raises ConfigError if a value is impossible."""
-        if not 1 <= self.shards <= SHARDS_MAX:
-            raise ConfigError(f"shards is {self.shards}", do=f"give a number from 1 to {SHARDS_MAX}")
+        _check_whole("shards", self.shards, SHARDS_MAX)
         for name in ("messages_max", "bytes_max", "keys_max", "attempts_max", "dedupe_ids_max", "dead_max"):
-            if not 1 <= getattr(self, name) <= NUMBER_MAX:
-                raise ConfigError(f"{name} is {getattr(self, name)}", do=f"give a number from 1 to {NUMBER_MAX}")
+            _check_whole(name, getattr(self, name), NUMBER_MAX)
         for name, least in (("lease_s", LEASE_S_MIN), ("dedupe_s", 1.0)):
-            if not least <= getattr(self, name) <= SECONDS_MAX:  # also false for NaN
-                raise ConfigError(
-                    f"{name} is {getattr(self, name):g}", do=f"give seconds from {least:g} to {SECONDS_MAX:g}"
-                )
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not least <= value <= SECONDS_MAX:  # also false for NaN
+                raise ConfigError(f"{name} is {value!r}", do=f"give seconds from {least:g} to {SECONDS_MAX:.0f}")
+        if self.on_dead not in ("continue", "halt"):
+            raise ConfigError(f"on_dead is {self.on_dead!r}", do='give "continue" or "halt"')
 
     def words(self, version: int, paused: bool = False) -> list[int]:
         """The numbers of the queue's `conf` key, in the order of the scripts."""
@@ -90,3 +90,18 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             lease_s=words[9] / 1000,
             on_dead="halt" if words[10] else "continue",
         )
+
+
+def check_settings(settings: QueueSettings | None) -> QueueSettings:
+    """The settings that a caller gave, or the default ones; ConfigError if they are impossible."""
+    if settings is None:
+        return QueueSettings()
+    if not isinstance(settings, QueueSettings):
+        raise ConfigError(f"the settings of a queue are {settings!r}", do="give shoal.QueueSettings(...)")
+    settings.validate()
+    return settings
+
+
+def _check_whole(name: str, value: object, most: int) -> None:
+    if type(value) is not int or not 1 <= value <= most:
+        raise ConfigError(f"{name} is {value!r}", do=f"give a whole number from 1 to {most}")

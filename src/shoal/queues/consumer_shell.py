@@ -269,6 +269,11 @@ class JobStream:
         await self._confirmed(job.core, future)
 
     def _check_held(self, job: JobCore) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise QueueError(
+                f"a job of queue {self._queue} is ended in another event loop than that of its consumer",
+                do="end it in the loop that took it; a worker ends a job when its handler returns",
+            )
         if job.error is not None:
             raise job.error
         if job.settled or job.key.running is not job:

@@ -5,7 +5,8 @@ Owns the encoding and the checks. The scripts never look inside a message.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -24,6 +25,9 @@ PUSHED_PARTS: Final = 8
 DELAY_S_MAX: Final = 10 * 366 * 86400.0
 BODY_BYTES_MAX: Final = 32 * MIB
 """The largest stored message that a store accepts: payload, attributes and about 100 bytes more."""
+NUMBER_BYTES_MAX: Final = 64
+TIME_US_MAX: Final = 253_402_300_799_999_999
+"""The end of the year 9999 in microseconds since 1970: the last time that Python, Arrow and Spark can all show."""
 _ATTRIBUTES, _PLAIN = b"a", b"p"
 DIGITS_MAX: Final = 16
 """Of a number that a store says."""
@@ -71,11 +75,47 @@ def encode_message(
 
 
 def decode_message(body: bytes) -> Stored:
-    """A stored message; ProtocolError if it is not one."""
+    """A stored message; ProtocolError if it is not one. Every client of a store can write one, so everything that is
+    shown or counted with is checked."""
     try:
-        return _decoder.decode(body)
+        stored = _decoder.decode(body)
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a stored message cannot be read ({error})") from error
+    if not stored.number.isascii() or len(stored.number) > NUMBER_BYTES_MAX:
+        raise ProtocolError("a stored message cannot be read (its number is not one that a client gives)")
+    if not 0 <= stored.put_us <= TIME_US_MAX:
+        raise ProtocolError("a stored message cannot be read (the time of its put is impossible)")
+    return stored
+
+
+class Buried(NamedTuple):
+    """A dead letter as its store keeps it."""
+
+    key: bytes
+    body: bytes
+    reason: str
+    attempts: int
+    at_ms: int
+    """When it was given up, in milliseconds since 1970, by the store's clock."""
+
+
+def decode_dead_letter(fields: Sequence[bytes]) -> Buried:
+    """A dead letter from the fields of its stream entry; ProtocolError if no script has written them: every client of a
+    store can add entries."""
+    try:
+        named = dict(zip(fields[::2], fields[1::2], strict=True))
+        found = Buried(
+            named[b"key"],
+            named[b"body"],
+            named[b"reason"].decode(errors="replace"),
+            int(named[b"attempts"]),
+            int(named[b"at"]),
+        )
+    except (KeyError, ValueError) as error:
+        raise ProtocolError("a dead letter cannot be read") from error
+    if not 0 <= found.attempts <= 10**DIGITS_MAX or not 0 <= found.at_ms <= TIME_US_MAX // 1000:
+        raise ProtocolError("a dead letter cannot be read (impossible numbers)")
+    return found
 
 
 def check_queue_name(name: str) -> bytes:

@@ -187,7 +187,8 @@ class ProducerCore:
             return batch
         decided: list[Outgoing] = []
         again: list[Outgoing] = []
-        last: QueueError | None = None
+        full: QueueError | None = None
+        before: dict[bytes, QueueError] = {}
         away: set[int] = set()
         for message, letter in zip(batch, letters.decode(), strict=True):
             if letter == MOVED:
@@ -198,8 +199,12 @@ class ProducerCore:
                 message.outcome = True
                 decided.append(message)
                 continue
-            error = last if letter == BEHIND and last is not None else self._error(letter, message)
-            last = error if letter != DUPLICATE else last
+            behind = full or before.get(message.key) if letter == BEHIND else None
+            error = behind or self._error(letter, message)
+            if letter == FULL:
+                full = error
+            elif letter != DUPLICATE:
+                before[message.key] = error
             if message.waits and isinstance(error, QueueFullError) and now < message.give_up_at:
                 again.append(message)
             else:

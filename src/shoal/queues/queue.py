@@ -21,6 +21,7 @@ from shoal.errors import (
     AlreadyAcceptedError,
     ConfigError,
     ConnectError,
+    PayloadTooLargeError,
     ProtocolError,
     PublishError,
     QueueError,
@@ -28,12 +29,14 @@ from shoal.errors import (
     QueueNotFoundError,
     QueueUnavailableError,
     ShoalError,
+    TooManyIdsError,
+    TooManyKeysError,
 )
 from shoal.limits import Limits
 from shoal.message import Attributes, GivenAttributes
 from shoal.plan.queue_entry import QueueEntry, ShardPhase
 from shoal.plan.queue_mover import first_states, settings_at
-from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.queue_settings import QueueSettings, check_settings
 from shoal.queues.consumer import ConsumerCore
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import FollowUp
@@ -43,6 +46,7 @@ from shoal.queues.message_format import (
     check_key,
     check_payload,
     check_queue_name,
+    decode_dead_letter,
     decode_message,
     encode_message,
 )
@@ -232,6 +236,8 @@ class Queue:
         self._paths: dict[str, _StorePath] = {}
         self._routes: dict[int, str] = {}
         self._held: dict[int, deque[Outgoing]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop that has used it first."""
         self._opening = asyncio.Lock()
         self._repairing = asyncio.Lock()
         self._repairs = 0
@@ -290,8 +296,8 @@ class Queue:
         self, messages: Iterable[NewMessage | bytes | str], *, full: Literal["raise", "wait"] = "raise"
     ) -> PutResult:
         """Store messages in order. Returns when all are safe or refused; a refused message does not stop the others,
-        except those of the same key behind it, or of any key if the queue is full. A value of the wrong type raises
-        TypeError, and nothing is stored."""
+        except those of the same key behind it, or of any key if the queue is full or its store does not answer. A value
+        of the wrong type raises TypeError, and nothing is stored."""
         if isinstance(messages, str | bytes | bytearray | memoryview):
             raise TypeError("put_many() takes several messages; put() takes one")
         refused: list[tuple[int, ShoalError]] = []
@@ -313,13 +319,34 @@ class Queue:
             else:
                 sent.append(outgoing)
                 positions.append(position)
-        for start in range(0, len(sent), self._limits.queue_batch_messages_max):
-            await self._send(sent[start : start + self._limits.queue_batch_messages_max], full)
+        await self._send_batches(sent, full)
         for position, outgoing in zip(positions, sent, strict=True):
             if isinstance(outgoing.outcome, ShoalError):
                 refused.append((position, outgoing.outcome))
         accepted = sum(outgoing.outcome is True for outgoing in sent)
         return PutResult(accepted, tuple(sorted(refused, key=lambda one: one[0])))
+
+    async def _send_batches(self, messages: list[Outgoing], full: str) -> None:
+        """Send messages, batch after batch. A message behind a refused one of its key is not sent, because it would
+        overtake it when the caller repeats the refused one; nothing is sent behind a refusal that concerns all keys."""
+        step = self._limits.queue_batch_messages_max
+        refused: dict[bytes, ShoalError] = {}
+        for start in range(0, len(messages), step):
+            batch = messages[start : start + step]
+            if refused:
+                for message in batch:
+                    message.outcome = refused.get(message.key)
+                batch = [message for message in batch if message.outcome is None]
+            await self._send(batch, full)
+            for message in batch:
+                error = message.outcome
+                if not isinstance(error, ShoalError) or isinstance(error, AlreadyAcceptedError):
+                    continue
+                if not isinstance(error, TooManyKeysError | TooManyIdsError | PayloadTooLargeError):
+                    for later in messages[start + step :]:
+                        later.outcome = error
+                    return
+                refused.setdefault(message.key, error)
 
     async def _send(self, messages: Sequence[Outgoing], full: str) -> None:
         """Send messages; returns when all are decided."""
@@ -328,6 +355,9 @@ class Queue:
         loop = asyncio.get_running_loop()
         give_up_at = loop.time() + self._limits.queue_put_timeout_s
         entry = await self._open(create=True)
+        part = entry.settings.bytes_max if len(entry.stores) == 1 else entry.settings.bytes_max // len(entry.places)
+        if any(len(message.body) > part for message in messages):
+            entry, messages = await self._without_too_large(messages)
         waits, shard_of = full == "wait", entry.shard_of
         for message in messages:
             message.shard, message.waits, message.give_up_at = shard_of(message.key), waits, give_up_at
@@ -342,6 +372,23 @@ class Queue:
                     message.give_up_at = WITHDRAWN
                     self._waiters.pop(message, None)
                 raise
+
+    async def _without_too_large(self, messages: Sequence[Outgoing]) -> tuple[QueueEntry, list[Outgoing]]:
+        """The newest entry, and the messages that fit an empty queue. The others never fit: they are refused, because
+        one that waits holds back all messages of this client, and so are those of their keys behind them."""
+        entry, fitting = await self._current(), list[Outgoing]()
+        refused: dict[bytes, ShoalError] = {}
+        for message in messages:
+            most = settings_at(entry, entry.store_of(entry.shard_of(message.key)).id).bytes_max
+            if len(message.body) > most:
+                refused[message.key] = PayloadTooLargeError(
+                    f"the message has {len(message.body)} bytes, and queue {self.name} holds {most} on its store",
+                    do="store the payload elsewhere and put a reference, or raise bytes_max of the queue",
+                )
+            message.outcome = refused.get(message.key)
+            if message.outcome is None:
+                fitting.append(message)
+        return entry, fitting
 
     def _encode(
         self,
@@ -359,7 +406,7 @@ class Queue:
         delay_ms = 0 if type(delay) is float and delay == 0 else round(check_delay(delay) * 1000)
         own_id = b"" if id is None else check_id(id)
         own_key = own_id or number if key is None else check_key(key)
-        put_us = int(self._context.runtime.wall() * 1e6)
+        put_us = max(0, int(self._context.runtime.wall() * 1e6))
         body = encode_message(number, own_id, put_us, data, attributes, self._limits)
         return Outgoing(0, own_key, own_id, delay_ms, body, False, 0.0)
 
@@ -527,6 +574,14 @@ class Queue:
     async def _open(self, create: bool = False) -> QueueEntry:
         if self._closed:
             raise QueueError("the queue is closed", do="open a new bus")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                raise QueueError(
+                    f"queue {self.name} is used in two event loops, and its bus belongs to the first one",
+                    do="open a bus in each event loop",
+                )
+            self._loop = loop
         if self._entry is not None and not self._opening.locked():
             return self._entry
         async with self._opening:
@@ -623,20 +678,25 @@ class Queue:
     def take(
         self,
         *,
-        max_in_flight: int = 64,
+        max_in_flight: int | None = None,
         ack_timeout: float | None = None,
         settings: ConsumerSettings | None = None,
     ) -> JobStream:
         """Take jobs: `async with queue.take() as jobs: async for job in jobs`.
 
-        `max_in_flight` bounds the messages that this consumer holds. With `ack_timeout`, a job that was not ended after
-        that many seconds is handed out again; after three times the consumer leaves, and iterating raises
-        ConsumerInactiveError. Other settings of the consumer are in `settings`.
+        `max_in_flight` bounds the messages that this consumer holds (64, or as `settings` say). With `ack_timeout`, a
+        job that was not ended after that many seconds is handed out again; after three times the consumer leaves, and
+        iterating raises ConsumerInactiveError. Other settings of the consumer are in `settings`.
         """
-        chosen = msgspec.structs.replace(settings or ConsumerSettings(), max_in_flight=max_in_flight)
+        if settings is not None and not isinstance(settings, ConsumerSettings):
+            raise ConfigError(f"settings is {settings!r}", do="give shoal.ConsumerSettings(...)")
+        chosen = settings or ConsumerSettings()
+        if max_in_flight is not None:
+            chosen = msgspec.structs.replace(chosen, max_in_flight=max_in_flight)
         chosen.validate()
-        if ack_timeout is not None and not ack_timeout > 0:
-            raise ConfigError(f"ack_timeout is {ack_timeout}", do="give seconds above 0, or None")
+        limit: object = ack_timeout
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):  # also for NaN
+            raise ConfigError(f"ack_timeout is {limit!r}", do="give seconds above 0, or None")
 
         group: list[ConsumerCore] = []
         self._consumer_count += 1
@@ -735,23 +795,26 @@ class Queue:
         )
 
     async def keys(self, count: int = 100) -> list[KeyStatus]:
-        """Return up to `count` keys with work, those that consumers hold or that failed first."""
+        """Return up to `count` keys with work: first those that are halted or wait for a retry, then those that
+        consumers hold, then the others."""
+        found = await self._keys(max(count, PAGE)) if count > 0 else []
+        return sorted(found, key=lambda status: _KEY_ORDER[status.state])[:count]
+
+    async def _keys(self, count: int) -> list[KeyStatus]:
+        """Up to `count` keys of each shard."""
         entry = await self._current()
+        most = b"%d" % min(count, KEYS_MAX)
         found: list[KeyStatus] = []
         for shard in range(len(entry.places)):
-            if len(found) < count:
-                listed = await self._call(
-                    self._scripts.look, shard, b"keys", b"%d" % shard, b"%d" % min(count - len(found), KEYS_MAX)
-                )
-                found += map(_key_status, listed)
+            found += map(_key_status, await self._call(self._scripts.look, shard, b"keys", b"%d" % shard, most))
         return found
 
     async def peek(self, key: str | bytes | None = None, count: int = 10) -> list[Message]:
         """Return the first messages of a key, or the first message of each of several keys, without taking them."""
         entry = await self._current()
         if key is None:
-            names = [status.key for status in await self.keys(count) if status.messages]
-            return [message for name in names for message in await self.peek(name, 1)]
+            names = [status.key for status in await self._keys(count) if status.messages] if count > 0 else []
+            return [message for name in names[:count] for message in await self.peek(name, 1)]
         raw = check_key(key)
         shard = entry.shard_of(raw)
         found: list[Message] = []
@@ -811,7 +874,7 @@ class Queue:
     async def configure(self, settings: QueueSettings) -> None:
         """Replace the limits of the queue on its store. The number of shards cannot be changed. Not for applications:
         `shoal queue configure` also changes the plan."""
-        settings.validate()
+        check_settings(settings)
         entry = await self._current()
         if settings.shards != len(entry.places):
             raise QueueError(f"queue {self.name} has {len(entry.places)} shards", do="create another queue")
@@ -823,15 +886,14 @@ class Queue:
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """Create the queue with these settings. Returns False if there is one already, which stays as it is. The first
         `put` or `take` creates it too, with the default settings."""
-        chosen = settings or QueueSettings()
-        chosen.validate()
+        chosen = check_settings(settings)
         if self._context.create is not None:
             try:
                 await self._open()
             except QueueNotFoundError:
-                await self._context.create(self.name, chosen)
+                created = await self._context.create(self.name, chosen)
                 await self._open()
-                return True
+                return created.settings == chosen  # otherwise another client was first
             return False
         entry = msgspec.structs.replace(await self._current(), settings=chosen)
         made = True
@@ -853,13 +915,14 @@ class Queue:
         start, _, at = after.partition("@")
         found: list[DeadLetter] = []
         for store in sorted(await self._stores_with_shards()):
-            first = start.encode() if store == at else b""
-            while store >= at and len(found) < count:
-                listed = await self._look(store, b"dead", first, b"%d" % min(count - len(found), PAGE))
+            last = start if store == at else ""
+            # An entry with a larger name is not from a script, and the last one of its store.
+            while store >= at and len(found) < count and (not last or _ENTRY.fullmatch(last)):
+                listed = await self._look(store, b"dead", last.encode(), b"%d" % min(count - len(found), PAGE))
                 if not listed:
                     break
                 found += [_dead_letter(entry, store, fields) for entry, fields in listed]
-                first = listed[-1][0]
+                last = listed[-1][0].decode()
         return found
 
     async def replay(self, entry: str) -> bool:
@@ -953,6 +1016,10 @@ _SUMMED: Final = ("messages", "bytes", "keys", "ready", "held", "delayed", "halt
 """Counts that are summed over the stores of a queue."""
 
 
+_KEY_ORDER: Final = {"halted": 0, "retry": 1, "held": 2, "ready": 3}
+"""Keys that an operator looks for come first."""
+
+
 def _key_status(line: list[Any]) -> KeyStatus:
     key, messages, owner, attempts, lease_ms = line
     state: Literal["ready", "held", "retry", "halted"] = "held"
@@ -960,7 +1027,7 @@ def _key_status(line: list[Any]) -> KeyStatus:
         state = "retry" if owner else "ready"
     elif owner == b"!":
         state = "halted"
-    consumer = owner.decode() if state == "held" else ""
+    consumer = owner.decode(errors="replace") if state == "held" else ""
     return KeyStatus(key, messages, state, consumer, attempts, max(lease_ms, 0) / 1000)
 
 
@@ -976,11 +1043,9 @@ def _message(key: bytes, body: bytes) -> Message:
 
 
 def _dead_letter(entry: bytes, store: str, fields: list[bytes]) -> DeadLetter:
-    named = dict(zip(fields[::2], fields[1::2], strict=True))
-    return DeadLetter(
-        f"{entry.decode()}@{store}",
-        _message(named[b"key"], named[b"body"]),
-        named[b"reason"].decode(errors="replace"),
-        int(named[b"attempts"]),
-        int(named[b"at"]) / 1000,
-    )
+    name = f"{entry.decode()}@{store}"
+    try:
+        found = decode_dead_letter(fields)
+    except ProtocolError as error:  # not from a script: it can be forgotten
+        return DeadLetter(name, Message("", b"", None, b"", None, 0.0), error.what, 0, 0.0)
+    return DeadLetter(name, _message(found.key, found.body), found.reason, found.attempts, found.at_ms / 1000)

@@ -18,9 +18,11 @@ CLOCK_STEP_S: Final = 1.0
 LEASE_STEP_S: Final = 0.5
 """A turn renews a lease that is at least this old (`LEASE_STEP_MS` in the scripts); a younger one stays as it is."""
 
-
 IN_FLIGHT_MAX: Final = 4096
 """Keys that one consumer can hold, and messages that one turn can end (`KEYS_HELD_MAX`, `DONE_MAX` in the scripts)."""
+
+NUMBER_MAX: Final = 1_000_000_000
+"""The largest number of a setting: the load of a consumer, which is a product of some, must stay a short number."""
 
 
 class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,12 +50,15 @@ class ConsumerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def validate(self) -> None:
         """Raises ConfigError if a value is impossible."""
         for name in ("max_in_flight", "key_messages", "quantum_messages", "slow_delays", "hot_messages"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 1")
+            value = getattr(self, name)
+            if type(value) is not int or not 1 <= value <= NUMBER_MAX:
+                raise ConfigError(f"{name} is {value!r}", do=f"give a whole number from 1 to {NUMBER_MAX}")
         if self.max_in_flight > IN_FLIGHT_MAX:
             raise ConfigError(
                 f"max_in_flight is {self.max_in_flight}", do=f"give at most {IN_FLIGHT_MAX}, or start more consumers"
             )
         for name in ("slow_after_s", "slow_window_s", "slow_rest_s", "partition_weight"):
-            if not getattr(self, name) >= 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}", do="give a number from 0")
+            value = getattr(self, name)
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value <= NUMBER_MAX:  # also false for NaN
+                raise ConfigError(f"{name} is {value!r}", do=f"give a number from 0 to {NUMBER_MAX}")

@@ -27,6 +27,7 @@ from shoal.errors import (
 )
 from shoal.limits import Limits
 from shoal.plan.ring import ServerAddress
+from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.script_loader import Script
 from shoal.runtime import Runtime
 from shoal.wire.backoff import Backoff
@@ -104,7 +105,8 @@ class StoreLink:
                     raise
                 _, reply = await connection.ask((b"SCRIPT", b"LOAD", script.text), request)
         except hiredis.ReplyError as error:
-            raise self._explain(str(error)) from error
+            queue = prefix[len(KEY_PREFIX) : -1].decode()
+            raise self._explain(str(error), queue) from error
         return reply
 
     async def close(self) -> None:
@@ -183,14 +185,17 @@ class StoreLink:
         if len(frame) == 3 and frame[0] == b"message" and (handler := self._inboxes.get(frame[1])) is not None:
             handler(frame[2])
 
-    def _explain(self, text: str) -> QueueError | ConnectError | ProtocolError:
+    def _explain(self, text: str, queue: str) -> QueueError | ConnectError | ProtocolError:
         """The error of a store as one of ours."""
         word = text.partition(" ")[0]
         where = f"store {self.address.id}"
         if word == "NOQUEUE":
-            return QueueNotFoundError("there is no such queue", do="create it first: `shoal queue create NAME`")
+            return QueueNotFoundError(
+                f"there is no queue {queue} on {where}: it was dropped, or never created",
+                do=f"put something into it, or run `shoal queue create {queue}`",
+            )
         if word == "FULL":
-            return QueueFullError("the queue has no room", do="wait for consumers, or raise messages_max")
+            return QueueFullError(f"queue {queue} has no room", do="wait for consumers, or raise messages_max")
         if word in _FULL:
             return StoreFullError(f"{where} has no memory or disk left ({text})", do="free some, or move queues away")
         if word in _NOT_YET:
@@ -199,18 +204,18 @@ class StoreLink:
             return ConnectError(f"{where} is not open yet: its agent has not read the plan since it came back")
         if word == "CROWDED":
             return QueueUnavailableError(
-                f"{where} refuses another client of the queue ({text}); nothing was stored",
+                f"{where} refuses another client of queue {queue} ({text}); nothing was stored",
                 do="let one bus of a process put and take for all its tasks, and try again in some minutes",
             )
         if word == "DAMAGED":
-            return QueueError(f"{where}: {text}", do="restore the directory of the store from a copy")
+            return QueueError(f"queue {queue} on {where}: {text}", do="restore the directory of the store from a copy")
         if word == "MALFORMED":
             return ProtocolError(f"{where} refuses a request: {text}", do="use one version of Shoal everywhere")
         if word == "STALE":
             return QueueUnavailableError(f"{where} has seen a newer plan ({text})", do="wait for the newest plan entry")
         if word == "OTHERVERSION":
             return QueueNotFoundError(
-                f"the queue was dropped and created again on {where}", do="try again; nothing was stored"
+                f"queue {queue} was dropped and created again on {where}", do="try again; nothing was stored"
             )
         if word in ("NOPERM", "NOAUTH"):
             return AuthenticationError(f"{where} refuses this user: {text}", do="use a user that may use queues")

@@ -19,6 +19,8 @@ from shoal.queues.message_format import check_queue_name
 from shoal.queues.queue_state import STATE_FIELDS, unpack_state
 from shoal.queues.script_loader import Scripts
 
+PAUSED_WORD: Final = 11
+"""The place in a queue's `conf` of whether it is paused."""
 VERSION: Final = b"7.0.15"
 """The version of Redis that the model follows."""
 
@@ -45,16 +47,20 @@ class MemoryStore:
         protocol.connection_made(connection)
         return connection
 
-    def has_due(self, queue: str) -> bool:
-        """Whether delayed messages or retries of a queue are due, and wait for a consumer's next turn."""
+    def is_idle(self, queue: str) -> bool:
+        """Whether consumers have nothing to do in a queue before the clock advances. Everything is read at one moment:
+        a key that fails is held, then due, then ready."""
         prefix = check_queue_name(queue)
-        line = self.keys.execute((b"GET", prefix + b"state"), self._clock())
-        if line is None:
-            return False
+        conf, line = (self.keys.execute((b"GET", prefix + name), self._clock()) for name in (b"conf", b"state"))
+        if conf is None or line is None:
+            return True
+        paused = int(conf.split()[PAUSED_WORD])
         state = dict(zip(STATE_FIELDS, unpack_state(line), strict=True))
+        if state["owned"] or (state["ready"] and not paused):
+            return False
         now_ms = state["now"] + max(int(self._clock() * 1000) - state["wall"], 0)
         words = (b"ZRANGEBYSCORE", prefix + b"due", b"-inf", b"%d" % now_ms, b"LIMIT", b"0", b"1")
-        return bool(self.keys.execute(words, self._clock()))
+        return not self.keys.execute(words, self._clock())
 
     def execute(self, connection: _Connection, command: list[bytes]) -> None:
         """Run one command and write its reply."""

@@ -17,7 +17,7 @@ from shoal.errors import ConfigError, QueueError
 from shoal.extras import needed
 from shoal.limits import DEFAULT_LIMITS
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_settings import QueueSettings
+from shoal.plan.queue_settings import QueueSettings, check_settings
 from shoal.plan.ring import ServerAddress
 from shoal.queues.job import Job
 from shoal.queues.queue import Queue, QueueContext
@@ -41,7 +41,7 @@ class QueuesBus:
         self.clock = Clock()
         rules = without("clock_clamp")  # this clock jumps on purpose
         self.store = MemoryStore(self.clock, load_scripts(rules))
-        self._settings = dict(settings)
+        self._settings = {name: check_settings(one) for name, one in settings.items()}
         self._queues: dict[str, Queue] = {}
         runtime = Runtime(
             dial=self.store.dial,
@@ -58,12 +58,17 @@ class QueuesBus:
             self._queues[name] = _MemoryQueue(name, self._context, self.queue, self._settings)
         return self._queues[name]
 
+    async def queues(self) -> list[str]:
+        """The names of the queues that there are, sorted."""
+        return sorted(self._settings)
+
     async def create(self, name: str, settings: QueueSettings | None = None, **limits: Any) -> Queue:
         """Create a queue with these limits: `await bus.create("orders", attempts_max=5)`."""
         if name in self._queues:
             raise QueueError(f"queue {name} is in use already", do="create it before its first use")
-        chosen = settings or QueueSettings(**limits)
-        chosen.validate()
+        if settings is not None and limits:
+            raise TypeError("create() takes either settings or limits by name, not both")
+        chosen = check_settings(settings or QueueSettings(**limits))
         self._settings[name] = chosen
         queue = self.queue(name)
         await queue.stats()
@@ -73,13 +78,6 @@ class QueuesBus:
         """Close all queues."""
         for queue in self._queues.values():
             await queue.aclose()
-
-    async def is_idle(self, name: str) -> bool:
-        """Whether no consumer has something to do in this queue before the clock advances."""
-        if self.store.has_due(name):
-            return False
-        now = await self.queue(name).stats()
-        return now.held == 0 and (now.ready == 0 or now.paused)
 
     async def _find(self, name: str) -> QueueEntry:
         settings = self._settings.setdefault(name, QueueSettings())
@@ -101,8 +99,7 @@ class _MemoryQueue(Queue):
 
     async def create(self, settings: QueueSettings | None = None) -> bool:
         """As on a cluster, an existing queue keeps its settings."""
-        chosen = settings or QueueSettings()
-        chosen.validate()
+        chosen = check_settings(settings)
         made = self._known.setdefault(self.name, chosen) is chosen
         await self.stats()
         return made
@@ -166,7 +163,9 @@ async def run(
 
 
 async def _all_idle(bus: QueuesBus, names: list[str]) -> bool:
-    return all([await bus.is_idle(name) for name in names])
+    for name in names:
+        await bus.queue(name).stats()  # it is created at its first use
+    return all(bus.store.is_idle(name) for name in names)  # at one moment: a job in one can put into another
 
 
 def _with_entry(context: QueueContext, entry: QueueEntry) -> QueueContext:

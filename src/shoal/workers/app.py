@@ -48,6 +48,28 @@ class QueueSource(Protocol):
 Connect = Callable[[], AbstractAsyncContextManager[QueueSource]]
 
 
+class _OwnBus:
+    """The bus that `queue(...).put` has opened in one event loop."""
+
+    def __init__(self, connect: Connect) -> None:
+        self._connect = connect
+        self._opening = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self.source: QueueSource | None = None
+
+    async def open(self) -> QueueSource:
+        """Connect, unless that is done."""
+        async with self._opening:
+            if self.source is None:
+                self.source = await self._stack.enter_async_context(self._connect())
+            return self.source
+
+    async def close(self) -> None:
+        """End the connection."""
+        self.source = None
+        await self._stack.aclose()
+
+
 class App:
     """The workers of an application. `address` is that of the cluster, as for `shoal.connect`; None is the local one.
 
@@ -62,10 +84,8 @@ class App:
         self._connect: Connect = connect or cast(Connect, lambda: connect_bus(address))
         self._middleware: list[Middleware] = []
         self._source: QueueSource | None = None
-        self._owned: QueueSource | None = None
-        """The bus that `queue(...).put` has opened."""
-        self._opened = AsyncExitStack()
-        self._opening: asyncio.Lock | None = None
+        self._own: dict[asyncio.AbstractEventLoop, _OwnBus] = {}
+        """By event loop: a connection cannot be used in another one."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._stop: asyncio.Event | None = None
@@ -126,11 +146,10 @@ class App:
             self._source = before
 
     async def aclose(self) -> None:
-        """End the connection that `queue(...).put` has opened."""
-        if self._owned is not None and self._source is self._owned:
-            self._source = None
-        self._owned = None
-        await self._opened.aclose()
+        """End the connection that `queue(...).put` has opened in this event loop."""
+        own = self._own.pop(asyncio.get_running_loop(), None)
+        if own is not None:
+            await own.close()
 
     async def __aenter__(self) -> Self:
         await self._connected()
@@ -140,12 +159,15 @@ class App:
         await self.aclose()
 
     async def _connected(self) -> QueueSource:
-        if self._opening is None:
-            self._opening = asyncio.Lock()
-        async with self._opening:
-            if self._source is None:
-                self._source = self._owned = await self._opened.enter_async_context(self._connect())
+        """The queues of the run or of the test; in other programs a bus for each event loop."""
+        loop = asyncio.get_running_loop()
+        if self._source is not None and self._loop in (None, loop):
             return self._source
+        own = self._own.get(loop)
+        if own is None:
+            self._own = {other: bus for other, bus in self._own.items() if not other.is_closed()}
+            own = self._own[loop] = _OwnBus(self._connect)
+        return await own.open()
 
     # Running
 
@@ -167,6 +189,8 @@ class App:
         ShoalError if there is no cluster, or if a store refuses.
         """
         chosen = self.chosen_workers(queues, concurrency)
+        if not grace >= 0:  # also true for NaN
+            raise ConfigError(f"grace is {grace!r}", do="give a number of seconds from 0")
         if self._stop is not None:
             raise ConfigError("the app runs already", do="call run() once at a time")
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
@@ -176,7 +200,9 @@ class App:
                 if signals:
                     stack.enter_context(self._signals())
                 if source is None and self._source is None:
-                    source = await stack.enter_async_context(self._connect())
+                    own = self._own.get(self._loop)
+                    source = own.source if own is not None else None
+                    source = source or await stack.enter_async_context(self._connect())
                 if source is not None:
                     stack.enter_context(self.using(source))
                 used = self._source

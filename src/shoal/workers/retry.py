@@ -25,6 +25,8 @@ class Retry(Exception):  # noqa: N818  # read as an order: raise shoal.Retry(aft
     """Raised by a handler: the job comes again after `after` seconds. It counts as a failed attempt."""
 
     def __init__(self, reason: str = "", *, after: float = 0.0) -> None:
+        if not isinstance(reason, str):  # Retry(5) would come again at once
+            raise TypeError(f"the reason is text, not {type(reason).__name__}: write Retry(after=5) for a pause")
         if not 0 <= after < DELAY_S_MAX:  # also true for NaN
             raise ValueError(f"after is a number of seconds from 0 to ten years, not {after!r}")
         super().__init__(reason or f"the handler asked for a retry in {after:g} s")

@@ -30,6 +30,7 @@ from shoal.queues.consumer import JobCore
 from shoal.queues.consumer_shell import JobStream
 from shoal.queues.job import Job
 from shoal.queues.queue import Queue
+from shoal.queues.settings import IN_FLIGHT_MAX
 from shoal.workers.retry import DEFAULT_BACKOFF, Backoff, Dead, Retry
 from shoal.workers.threads import HandlerThreads
 
@@ -39,8 +40,6 @@ CallNext = Callable[[Job], Awaitable[None]]
 Middleware = Callable[[Job, CallNext], Awaitable[None]]
 """Wraps handlers: `async def log(job, call_next): ...; await call_next(job); ...`"""
 
-CONCURRENCY_MAX: Final = 10_000
-"""Handlers of one worker that run at a time."""
 REASON_CHARACTERS_MAX: Final = 1000
 """Length of the reason that is stored with a failed job."""
 CANCEL_S: Final = 2.0
@@ -91,24 +90,30 @@ class Worker:
     retry: Backoff = DEFAULT_BACKOFF
     middleware: tuple[Middleware, ...] = ()
     prefetch: int | None = None
-    """Jobs that are fetched ahead; None: as many as `concurrency`."""
+    """Jobs that are fetched ahead; None: as many as `concurrency`, and no more than a consumer can hold."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.retry, Backoff):
             raise ConfigError(
                 f"the worker of queue {self.queue} has retry={self.retry!r}", do="give a Backoff: shoal.Backoff(1, 60)"
             )
-        if not 1 <= self.concurrency <= CONCURRENCY_MAX:
+        if type(self.concurrency) is not int or not 1 <= self.concurrency <= IN_FLIGHT_MAX:
             raise ConfigError(
-                f"the worker of queue {self.queue} has concurrency={self.concurrency}",
-                do=f"give a number from 1 to {CONCURRENCY_MAX}",
+                f"the worker of queue {self.queue} has concurrency={self.concurrency!r}",
+                do=f"give a whole number from 1 to {IN_FLIGHT_MAX}; for more start several processes",
             )
-        if self.timeout is not None and not self.timeout > 0:
+        timeout: object = self.timeout
+        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
             raise ConfigError(
-                f"the worker of queue {self.queue} has timeout={self.timeout}", do="give seconds above 0, or None"
+                f"the worker of queue {self.queue} has timeout={timeout!r}", do="give seconds above 0, or None"
             )
-        if self.prefetch is not None and self.prefetch < 0:
-            raise ConfigError(f"the worker of queue {self.queue} has prefetch={self.prefetch}", do="give 0 or more")
+        if self.prefetch is not None and (
+            type(self.prefetch) is not int or not 0 <= self.prefetch <= IN_FLIGHT_MAX - self.concurrency
+        ):
+            raise ConfigError(
+                f"the worker of queue {self.queue} has prefetch={self.prefetch!r}",
+                do=f"give a whole number from 0; with concurrency at most {IN_FLIGHT_MAX} together",
+            )
         _check_parameters(self.handler, 1, f"the handler of queue {self.queue}", "async def handle(job)")
         for one in self.middleware:
             check_middleware(one)
@@ -122,7 +127,9 @@ class Worker:
     @property
     def max_in_flight(self) -> int:
         """Jobs that the consumer holds: running and fetched ahead."""
-        return self.concurrency + (self.concurrency if self.prefetch is None else self.prefetch)
+        if self.prefetch is None:
+            return min(2 * self.concurrency, IN_FLIGHT_MAX)
+        return self.concurrency + self.prefetch
 
 
 def check_middleware(middleware: Middleware) -> None:
@@ -153,6 +160,7 @@ class WorkerRun:
         self._chain = _wrap(_wrap(handler, (*middleware, *worker.middleware)), (self._limit_time,))
         self._chain = _wrap(self._chain, around)
         self._stream: JobStream | None = None
+        self._joining: asyncio.Task[int] | None = None
         self._stopping = False
         self._attempts_max = 1
         self._slots = asyncio.Semaphore(worker.concurrency)
@@ -176,8 +184,11 @@ class WorkerRun:
                 return
             self._stream = self._queue.take(max_in_flight=self.worker.max_in_flight)
             self._stream.on_lost = self._lost
-            await self._stream.__aenter__()
-            self._attempts_max = (await self._queue.stats()).settings.attempts_max
+            self._joining = asyncio.create_task(self._join(self._stream), name=f"join {self.worker.queue}")
+            await asyncio.wait([self._joining])
+            if self._joining.cancelled():  # by `stop`: no job was taken
+                return
+            self._attempts_max = self._joining.result()
             while not self._stopping:
                 await self._slots.acquire()
                 job = None
@@ -196,15 +207,24 @@ class WorkerRun:
         finally:
             await self._end()
 
+    async def _join(self, stream: JobStream) -> int:
+        """Join the queue, which is created if it does not exist; returns its `attempts_max`."""
+        await stream.__aenter__()
+        return (await self._queue.stats()).settings.attempts_max
+
     def stop(self) -> None:
         """Take no more, give back the jobs that were not started."""
         self._stopping = True
+        if self._joining is not None:
+            self._joining.cancel()
         if self._stream is not None:
             self._stream.drain()
 
     async def _end(self) -> None:
         """Leave the queue. If `run` was cancelled, or the stream has failed, handlers still run: cancel them."""
         self.stop()
+        if self._joining is not None:
+            await asyncio.wait([self._joining])
         self._returning = True
         for task in self._handlers.values():
             task.cancel()
@@ -283,6 +303,9 @@ class WorkerRun:
         except BaseException as error:  # also SystemExit: it would end the job of every other handler
             self._log.exception("handler raised", job=job.number, attempt=job.attempt)
             return error
+        task = asyncio.current_task()
+        if self._returning and self._threads is None and task is not None and task.cancelling():
+            raise asyncio.CancelledError  # the handler has kept it to itself: its work may be half done
         return None
 
     async def _limit_time(self, job: Job, call_next: CallNext) -> None:
@@ -297,8 +320,9 @@ class WorkerRun:
             except TimeoutError:
                 if not limit.expired():
                     raise
+            if limit.expired():  # also if the handler has kept the cancellation to itself: its work may be half done
                 self._overdue(job, "cancelled")
-                raise HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s") from None
+                raise HandlerTimeoutError(f"the handler took longer than {timeout_s:g} s")
         else:
             timer = asyncio.get_running_loop().call_later(timeout_s, self._overdue, job, "a thread cannot be stopped")
             try:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+import msgspec
 import pytest
 from tests.pipeline.source.streaming import table_of
 from tests.support.queue_store import StoreClient, client_of, store_server
@@ -125,14 +126,38 @@ async def test_a_pattern_selects_among_the_queues_of_the_plan(store: RedisServer
 
 
 async def test_a_damaged_letter_is_a_row_that_says_so(store: RedisServer) -> None:
+    """Numbers that Arrow cannot hold ended the job for all queues."""
     import redis
 
     async with client_of(store) as client:
         await client.create("broken", shards=2)
         with redis.Redis(host=store.host, port=store.port) as connection:
             connection.xadd("__shoal:q:broken:dead", {"key": "eu", "body": "?"})
-        (row,) = read(store, queue="broken")
-        assert (row["reason"], row["payload"]) == (UNREADABLE, None)
+            letter = {"key": "eu", "reason": "r", "attempts": "1", "at": "1", "body": "?"}
+            stored = msgspec.msgpack.encode((b"1", b"", 1, b"p", b"x"))
+            for field, value in (("at", "9" * 17), ("at", "-1"), ("attempts", "9" * 30)):
+                connection.xadd("__shoal:q:broken:dead", {**letter, "body": stored, field: value})
+            late = msgspec.msgpack.encode((b"1", b"", 2**64 - 1, b"p", b"x"))
+            connection.xadd("__shoal:q:broken:dead", {**letter, "body": late})
+        rows = read(store, queue="broken")
+        assert [(row["reason"], row["payload"]) for row in rows] == [(UNREADABLE, None)] * 5
+
+
+async def test_dead_letters_of_another_type_hide_no_other_queue(store: RedisServer) -> None:
+    import redis
+
+    async with client_of(store) as client:
+        for name in ("type.a", "type.b"):
+            await client.create(name, shards=2)
+            await bury(client, name, 1)
+        with redis.Redis(host=store.host, port=store.port) as connection:
+            connection.set("__shoal:q:type.a:dead", "no stream")
+    options = read_options({"servers": listed(store), "kind": "dead", "queue": "type.*"})
+    options = replace(options, cluster=cast(SourceAddress, Places(store, "type.a", "type.b")))
+    planner = OffsetPlanner(options, complete=True)
+    first = planner.first()
+    rows = table_of(planner.parts(first, planner.next(first)), options.kind).to_pylist()
+    assert [row["queue"] for row in rows] == ["type.b"]
 
 
 def test_options_of_other_kinds_are_refused(store: RedisServer) -> None:

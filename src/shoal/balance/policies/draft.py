@@ -66,7 +66,7 @@ class Draft:
             load.cpu,
             self.may_leave.copy(),
         )
-        self.load = share_loops.ShareLoad(
+        self.load = share_loops.Load(
             load.host_bytes_out.copy(),
             load.host_cpu.copy(),
             load.capacity,

@@ -41,7 +41,7 @@ class Shares(NamedTuple):
     free: Bools
 
 
-class ShareLoad(NamedTuple):
+class Load(NamedTuple):
     """Load and capacity of each server. All but the capacities change as shares move."""
 
     bytes_out: Floats
@@ -104,14 +104,14 @@ def moves_for(levels: Floats, ratio: Floats, size: Floats, free: Bools, by_serve
 
 
 @kernel
-def _ratio(load: ShareLoad, server: int) -> float:
+def _ratio(load: Load, server: int) -> float:
     bytes_ratio: float = load.bytes_out[server] / load.capacity[server]
     cpu_ratio: float = load.cpu[server] / load.cpu_capacity[server]
     return bytes_ratio if bytes_ratio > cpu_ratio else cpu_ratio
 
 
 @kernel
-def _relief(load: ShareLoad, shares: Shares, server: int, share: int) -> float:
+def _relief(load: Load, shares: Shares, server: int, share: int) -> float:
     """Return how much a share contributes to its server's ratio, in the currently scarcer dimension."""
     if load.bytes_out[server] / load.capacity[server] >= load.cpu[server] / load.cpu_capacity[server]:
         relief: float = shares.bytes_out[share] / load.capacity[server]
@@ -121,13 +121,13 @@ def _relief(load: ShareLoad, shares: Shares, server: int, share: int) -> float:
 
 
 @kernel
-def _add(load: ShareLoad, shares: Shares, server: int, share: int, sign: float) -> None:
+def _add(load: Load, shares: Shares, server: int, share: int, sign: float) -> None:
     load.bytes_out[server] += sign * shares.bytes_out[share]
     load.cpu[server] += sign * shares.cpu[share]
 
 
 @kernel
-def _arrive(load: ShareLoad, shares: Shares, server: int, share: int) -> None:
+def _arrive(load: Load, shares: Shares, server: int, share: int) -> None:
     shares.host[share] = server
     load.arrivals[server] += 1
     load.room_bytes[server] -= shares.bytes_out[share]
@@ -145,7 +145,7 @@ def _has(shares: Shares, share: int, server: int) -> bool:
 
 
 @kernel
-def shed(servers: Ints, levels: Floats, budget: int, load: ShareLoad, shares: Shares, by_server: ServerShares) -> Ints:
+def shed(servers: Ints, levels: Floats, budget: int, load: Load, shares: Shares, by_server: ServerShares) -> Ints:
     """Remove shares from servers, one server after the other, until each is at its level; return the shares.
 
     The largest useful shares of a server leave: one that suffices alone and is not much more than needed, else the
@@ -183,7 +183,7 @@ def shed(servers: Ints, levels: Floats, budget: int, load: ShareLoad, shares: Sh
 
 
 @kernel
-def place(chosen: Ints, level: float, takers: Ints, load: ShareLoad, shares: Shares) -> int:
+def place(chosen: Ints, level: float, takers: Ints, load: Load, shares: Shares) -> int:
     """Give each chosen share, which is on no server, to a taker that stays below the level and has room for it.
 
     Of all such servers it goes to the one with the most room left in the dimension that the share needs. A share
@@ -219,7 +219,7 @@ def place(chosen: Ints, level: float, takers: Ints, load: ShareLoad, shares: Sha
 
 @kernel
 def improve(
-    goal: float, margin: float, budget: int, takers: Ints, load: ShareLoad, shares: Shares, by_server: ServerShares
+    goal: float, margin: float, budget: int, takers: Ints, load: Load, shares: Shares, by_server: ServerShares
 ) -> int:
     """Lower the busiest server as far as single moves can, then the next, while they are above the goal.
 
@@ -249,7 +249,7 @@ def improve(
 
 @kernel
 def _best_move(
-    source: int, below: float, takers: Ints, load: ShareLoad, shares: Shares, by_server: ServerShares
+    source: int, below: float, takers: Ints, load: Load, shares: Shares, by_server: ServerShares
 ) -> tuple[int, int]:
     """Return the move off a server with the lowest resulting maximum of the two; (-1, -1) if none ends below the
     bound.

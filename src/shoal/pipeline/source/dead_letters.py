@@ -19,7 +19,7 @@ from shoal.errors import ConfigError, ProtocolError
 from shoal.history.table import TIME, channel_text
 from shoal.pipeline.source.kinds import Ask, Entry
 from shoal.plan.kinds import STORE
-from shoal.queues.message_format import KEY_PREFIX, Stored, decode_message
+from shoal.queues.message_format import KEY_PREFIX, Stored, decode_dead_letter, decode_message
 from shoal.wire.glob import glob_match
 
 DEAD_SCHEMA: Final = pa.schema(
@@ -90,19 +90,19 @@ def _row(store: str, queue: str, id: bytes, fields: Sequence[bytes]) -> dict[str
     entry = f"{id.decode()}@{store}"  # as `shoal queue replay` takes it
     row: dict[str, Any] = {"queue": queue, "store": store, "entry": entry}
     try:
-        letter = dict(zip(fields[::2], fields[1::2], strict=True))
-        message: Stored = decode_message(letter[b"body"])
+        letter = decode_dead_letter(fields)
+        message: Stored = decode_message(letter.body)
         attributes, payload = message.split()
         return row | {
-            "key": channel_text(letter[b"key"]),
+            "key": channel_text(letter.key),
             "id": channel_text(message.id) if message.id else None,
             "payload": bytes(payload),
             "attributes": None if attributes is None else _json.encode(dict(attributes)).decode(),
             "put_at": message.put_us,
-            "dead_at": int(letter[b"at"]) * 1000,
-            "attempts": int(letter[b"attempts"]),
-            "reason": letter[b"reason"].decode(errors="replace"),
+            "dead_at": letter.at_ms * 1000,
+            "attempts": letter.attempts,
+            "reason": letter.reason,
             "number": message.number.decode(errors="replace"),
         }
-    except (KeyError, ValueError, ProtocolError):
+    except (ValueError, ProtocolError):
         return row | {"reason": UNREADABLE}

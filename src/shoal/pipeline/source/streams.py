@@ -52,8 +52,8 @@ class ServerStreams(ServerReader):
         try:
             reply = self._asking.ask(*_info_request(key))
         except hiredis.ReplyError as error:
-            if "no such key" in str(error):
-                return MISSING
+            if "no such key" in str(error) or str(error).startswith("WRONGTYPE"):
+                return MISSING  # no stream: a client of queues can put anything there, which hides no other stream
             raise self._refused(b"XINFO", error) from error
         return _read_info(reply, number)
 

@@ -24,6 +24,7 @@ import msgspec
 from shoal.errors import ProtocolError
 from shoal.load.record import HostRow, RecordId, TelemetryRecord
 from shoal.load.table import UnitTable
+from shoal.plan.queue_settings import NUMBER_MAX
 from shoal.plan.shard_names import shard_name
 from shoal.queues.message_format import put_us_of
 from shoal.queues.queue_kind import QUEUE, STORE
@@ -96,9 +97,21 @@ class QueueSigns(NamedTuple):
             (b"SCARD", prefix + b"halted"),
         )
 
+    @classmethod
+    def read(cls, replies: Sequence[Any]) -> QueueSigns | None:
+        """The signs in the replies to the questions; None if there is no such queue, or if a client has damaged it."""
+        state, consumers, dead, halted = replies
+        if state is None:
+            return None
+        try:
+            _check_numbers(unpack_state(state))
+        except ValueError:
+            return None
+        return cls(state, consumers, dead, halted)
+
     @property
     def clock_ms(self) -> int:
-        """The queue's clock; ValueError if the state is damaged."""
+        """The queue's clock."""
         return unpack_state(self.state)[_CLOCK]
 
     @property
@@ -140,7 +153,9 @@ class QueueLoad(NamedTuple):
         try:
             state, consumers, dead, halted, *rows = reply
             found = {shard: _shard_load(row) for shard, row in zip(shards, rows, strict=True)}
-            return cls(read_state(state), int(consumers), int(dead), int(halted), found)
+            load = cls(read_state(state), int(consumers), int(dead), int(halted), found)
+            _check_numbers((*load.state, *(number for row in found.values() for number in row)))
+            return load
         except (TypeError, ValueError) as error:
             raise ProtocolError(f"the load of a queue cannot be read: {error}") from error
 
@@ -157,6 +172,12 @@ def read_state(line: bytes) -> tuple[int, ...]:
     if len(words) < _STATE_WORDS:
         raise ValueError(f"a state of {len(words)} numbers")
     return words
+
+
+def _check_numbers(numbers: Sequence[int]) -> None:
+    """ValueError for numbers that no script has written."""
+    if not all(0 <= number <= NUMBER_MAX for number in numbers):
+        raise ValueError("a number that no script has written")
 
 
 class QueueFigures(msgspec.Struct, frozen=True):

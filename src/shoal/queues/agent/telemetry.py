@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import hiredis
 
@@ -22,6 +22,7 @@ from shoal.queues.agent.meter import QueueLoad, QueueSigns, StoreMeter, StoreSam
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.script_loader import Scripts
 from shoal.runtime import Runtime
+from shoal.wire.commands import Request
 from shoal.wire.connection import Connection
 
 RECORDS_MAX: Final = 600
@@ -72,13 +73,7 @@ class StoreTelemetry:
     async def write_one(self, connection: Connection, second: int) -> None:
         """Writes the record of a second that has ended. Raises errors of the connection and of the store."""
         queues = dict(self._queues())
-        asking = [question for queue in queues for question in QueueSigns.questions(KEY_PREFIX + queue + b":")]
-        replies = await connection.ask(*asking) if asking else []
-        count = len(QueueSigns._fields)
-        pages = (replies[at : at + count] for at in range(0, len(replies), count))
-        there = {
-            queue: QueueSigns._make(page) for queue, page in zip(queues, pages, strict=True) if page[0] is not None
-        }
+        there = await self._signs(connection, queues)
         await self._advance_clocks(connection, there)
         asked = self._meter.changed(queues, there)
         loads: dict[bytes, QueueLoad | None] = dict.fromkeys(there)
@@ -93,15 +88,35 @@ class StoreTelemetry:
         self._records_max = min(max(RECORDS_BYTES_MAX // len(command[-1]), RECORDS_MIN), RECORDS_MAX)
         await connection.ask(command)
 
+    async def _signs(self, connection: Connection, queues: Iterable[bytes]) -> dict[bytes, QueueSigns]:
+        """The signs of the queues that are there. One whose keys a client has damaged is left out."""
+        questions = {queue: QueueSigns.questions(KEY_PREFIX + queue + b":") for queue in queues}
+        if not questions:
+            return {}
+        pages: list[Sequence[Any] | None]
+        try:
+            replies = await connection.ask(*(one for asked in questions.values() for one in asked))
+            count = len(QueueSigns._fields)
+            pages = [replies[at : at + count] for at in range(0, len(replies), count)]
+        except hiredis.ReplyError:  # of one of them
+            pages = await asyncio.gather(*(self._page(connection, asked) for asked in questions.values()))
+        signs = (QueueSigns.read(page) if page is not None else None for page in pages)
+        return {queue: found for queue, found in zip(questions, signs, strict=True) if found is not None}
+
+    async def _page(self, connection: Connection, questions: Sequence[Request]) -> Sequence[Any] | None:
+        try:
+            return await connection.ask(*questions)
+        except hiredis.ReplyError:
+            return None
+
     async def _advance_clocks(self, connection: Connection, queues: Mapping[bytes, QueueSigns]) -> None:
         """Let time pass in queues that clients call less often than every second, if something in them waits for it."""
         before, self._clocks = self._clocks, {}
         slow: list[bytes] = []
         for queue, signs in queues.items():
-            with contextlib.suppress(ValueError):  # damaged by a client: the agent's core reports that
-                now_ms = self._clocks[queue] = signs.clock_ms
-                if now_ms - before.get(queue, now_ms) < STEADY_MS and signs.needs_time:
-                    slow.append(queue)
+            now_ms = self._clocks[queue] = signs.clock_ms
+            if now_ms - before.get(queue, now_ms) < STEADY_MS and signs.needs_time:
+                slow.append(queue)
         await asyncio.gather(*(self._tick(connection, queue) for queue in slow))
 
     async def _tick(self, connection: Connection, queue: bytes) -> None:
@@ -120,5 +135,5 @@ class StoreTelemetry:
                 (b"EVALSHA", self._scripts.look.sha, b"1", KEY_PREFIX + queue + b":", b"load", *words)
             )
             return QueueLoad.read(reply, shards)
-        except (hiredis.ReplyError, ValueError):
+        except (hiredis.ReplyError, ProtocolError):
             return None
