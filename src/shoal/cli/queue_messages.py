@@ -61,10 +61,10 @@ def register_messages(group: Subparsers) -> None:
         "take messages and print them as lines",
         example="shoal queue take orders\nshoal queue take orders --count 10 --format json\n"
         "shoal queue take orders --count 1 --no-ack",
-        description="Take messages, print each as a line, and acknowledge it, until Ctrl-C or SIGTERM. With --no-ack the "
-        "messages go back when the command ends, which counts as an attempt, and only one message of each key is "
-        "printed; `shoal queue peek` shows them without taking them. With --json, messages are counted and not printed; "
-        "--format json prints them.",
+        description="Take messages, print each as a line, and acknowledge it, until Ctrl-C or SIGTERM. With --no-ack "
+        "the messages go back when the command ends, which counts as an attempt, and only one message of each key is "
+        "printed; `shoal queue peek` shows them without taking them. With --json, messages are counted and not "
+        "printed; --format json prints them.",
     )
     take.add_argument("name", metavar="QUEUE", help="name of the queue")
     take.add_argument("--count", type=positive_int, metavar="N", help="stop after N messages")
