@@ -44,6 +44,7 @@ from shoal.errors import (
     EngineUnavailableError,
     EventError,
     FilterError,
+    FilterTooLargeError,
     PayloadTooLargeError,
     ProtocolError,
     ShoalError,
@@ -402,10 +403,18 @@ class BusMatching:
 
     def add(self, reader: Matching, filters: Iterable[Filter]) -> list[int]:
         """Add filters of a reader; returns their numbers."""
-        numbers = self._core.add(_encode(one) for one in filters)
+        numbers = self._core.add(map(self._wire_of, filters))
         for number in numbers:
             self._reader_of[number] = reader
         return numbers
+
+    def _wire_of(self, one: Filter) -> bytes:
+        """A filter as it is sent. One that was made with other limits may not fit a letter."""
+        wire = _encode(one)
+        most = self.limits.engine_letter_bytes_max
+        if len(wire) > most:
+            raise FilterTooLargeError(f"the filter takes {len(wire)} bytes, more than engine_letter_bytes_max={most}")
+        return wire
 
     async def in_force(self, numbers: list[int]) -> None:
         """Wait until filters are in force."""
