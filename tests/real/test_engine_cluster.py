@@ -30,7 +30,9 @@ def _compiled() -> None:
     warm_up()  # so that the engine's process starts quickly
 
 
-async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_commands_and_the_program_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "state"
     where = ("--state-dir", str(state))
     program, printed = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -89,6 +91,18 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         _, error = await asyncio.wait_for(emit.communicate(lines), WAIT_S)
         assert emit.returncode == 1
         assert b"line 4 of standard input is not an event, 2 events before it emitted" in error
+        async with shoal.connect(cluster.url) as bus, bus.match("bytes = true") as events:
+            words = ('{"bytes": true}', "--payload", "\udcffx")  # how Python has a byte that is not UTF-8
+            assert (await run_command(capsys, "emit", *words, *where))[0] == 0
+            event = await events.get(WAIT_S)
+            assert isinstance(event, shoal.Match)
+            assert event.payload == b"\xffx"
+            monkeypatch.setenv("SHOAL_LIMITS_PAYLOAD_BYTES_MAX", "1100")
+            words = ('{"bytes": true}', f'{{"bytes": true, "large": "{"x" * 100}"}}')
+            status, _, error_text = await run_command(capsys, "emit", *words, *where)
+            assert status == 1
+            assert "event 2 is too large, 1 event before it emitted" in error_text
+            assert isinstance(await events.get(WAIT_S), shoal.Match)
 
 
 async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
