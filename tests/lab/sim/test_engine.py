@@ -48,7 +48,7 @@ CATCHING: Final = {
     "one_copy": (5, "unmatched"),
     "say_late": (4, "lost"),
     "lease_checked": (27, "lost"),
-    "marks_aligned": (8, "lost"),
+    "marks_aligned": (27, "lost"),
     "change_to_both": (21, "lost"),
     "answer_in_time": (48, "lost"),
     "in_order": (117, "lost"),
