@@ -190,3 +190,20 @@ async def test_the_city_of_the_example_measures_and_alerts(url: str) -> None:
     found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)
     assert found is not None
     assert int(found[1]) > 0 < int(found[2])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--stations", "0"), 2, "invalid number value: '0'"),  # it measured nothing, and could not be stopped
+        (("--rate", "nan"), 2, "invalid number value: 'nan'"),
+        ((), 1, "cannot connect to the coordinator"),
+    ],
+)
+async def test_the_example_says_what_is_wrong(words: tuple[str, ...], status: int, said: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "air_quality.py"
+    command = [sys.executable, str(example), "--headless", "--url", "shoal://client:x@127.0.0.1:1", *words]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.returncode == status
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
