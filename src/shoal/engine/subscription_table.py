@@ -18,7 +18,7 @@ from shoal.engine.filter_numbers import FilterNumbers, as_numbers, is_number
 from shoal.engine.links import Found
 from shoal.engine.messages import Event, Refused
 from shoal.engine.seat_groups import SeatGroups
-from shoal.errors import EventError, FilterError
+from shoal.errors import EventError, FilterError, IndexFullError
 from shoal.filters.events import attributes_too_large
 from shoal.filters.index.background import THREADS, Background
 from shoal.filters.index.index import Index
@@ -35,6 +35,10 @@ PARTS_FEW: Final = 4
 """Parts of the index that are not worth waiting for: while filters come and go there may always be more than one."""
 PARTS_WORTH_A_FILTER: Final = 8
 """An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
+
+
+class NoRoom(Refused, frozen=True, array_like=True, tag=3):
+    """A filter that is refused for want of room here; another matcher may have some. Clients see no difference."""
 
 
 class Rows(NamedTuple):
@@ -187,7 +191,8 @@ class SubscriptionTable:
                     try:
                         self._insert_all([(seat, [one])])
                     except FilterError as error:
-                        refused[client].append(Refused(one[0], str(error)))
+                        kind = NoRoom if isinstance(error, IndexFullError) else Refused
+                        refused[client].append(kind(one[0], str(error)))
         for client, seat, _ in new:
             self._leave_if_empty(client, seat)
         return refused
@@ -217,7 +222,7 @@ class SubscriptionTable:
         room = max(rooms[least], 0)
         if len(new) > room:
             reason = f"the engine has no room for it: {least} is {getattr(limits, least)}"
-            refused += [Refused(number, reason) for number, _ in new[room:]]
+            refused += [NoRoom(number, reason) for number, _ in new[room:]]
         return new[:room], refused
 
     def _insert_all(self, new: Sequence[tuple[int, list[tuple[int, bytes]]]]) -> None:
