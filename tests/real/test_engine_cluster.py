@@ -98,8 +98,8 @@ async def test_commands_and_the_program_of_the_page(
             assert isinstance(event, shoal.Match)
             assert event.payload == b"\xffx"
             monkeypatch.setenv("SHOAL_LIMITS_PAYLOAD_BYTES_MAX", "1100")
-            words = ('{"bytes": true}', f'{{"bytes": true, "large": "{"x" * 100}"}}')
-            status, _, error_text = await run_command(capsys, "emit", *words, *where)
+            large = f'{{"bytes": true, "large": "{"x" * 100}"}}'
+            status, _, error_text = await run_command(capsys, "emit", words[0], large, *where)
             assert status == 1
             assert "event 2 is too large, 1 event before it emitted" in error_text
             assert isinstance(await events.get(WAIT_S), shoal.Match)

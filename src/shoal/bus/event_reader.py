@@ -188,7 +188,8 @@ class Matching:
     async def remove(self, *names: str) -> None:
         """Remove filters. Raises FilterError if there is none of a name; then none is removed."""
         for name in names:
-            if not isinstance(name, str) or name not in self._numbers:
+            _check_name(name)
+            if name not in self._numbers:
                 raise FilterError(f"this reader has no filter {name!r}")
         self._drop({name: self._numbers[name] for name in names})
 
