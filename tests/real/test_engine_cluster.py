@@ -207,3 +207,19 @@ async def test_the_example_says_what_is_wrong(words: tuple[str, ...], status: in
     assert ran.returncode == status
     assert said in ran.stderr
     assert "Traceback" not in ran.stderr
+
+
+async def test_a_cluster_that_is_continued_with_its_engine_waits_until_it_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of the engine before was taken for that of the new one."""
+    where = ("--state-dir", str(tmp_path / "state"))
+    try:
+        for words in (("up", "--servers", "1", "--stores", "1", "--engine"), ("down",)) * 2:
+            status, _, error = await run_command(capsys, *words, *where)
+            assert status == 0, error
+            if words[0] == "up":
+                status, facts = await run_json_command(capsys, "engine", "status", *where)
+                assert (status, facts["serving"]) == (0, True)
+    finally:
+        await run_command(capsys, "down", "--purge", *where)
