@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import sys
 from collections import Counter
+from collections.abc import Callable
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -140,18 +142,34 @@ def table(residents: list[Resident], counts: Counter[str]) -> Table:
     return shown
 
 
+def above_zero(kind: type[int] | type[float]) -> Callable[[str], float]:
+    """A reader of numbers above zero for `argparse`."""
+
+    def number(text: str) -> float:  # argparse names it in its error
+        if not 0 < kind(text) < float("inf"):
+            raise ValueError(text)
+        return kind(text)
+
+    return number
+
+
 def main() -> None:
     """Reads the arguments and runs the city."""
     parser = argparse.ArgumentParser(description="a city that measures its air")
     parser.add_argument("--url", help="the cluster (default: that of `shoal up`)")
-    parser.add_argument("--seconds", type=float, default=20.0)
-    parser.add_argument("--stations", type=int, default=25)
-    parser.add_argument("--residents", type=int, default=12)
-    parser.add_argument("--rate", type=float, default=200.0, help="measurements in a second")
+    parser.add_argument("--seconds", type=above_zero(float), default=20.0)
+    parser.add_argument("--stations", type=above_zero(int), default=25)
+    parser.add_argument("--residents", type=above_zero(int), default=12)
+    parser.add_argument("--rate", type=above_zero(float), default=200.0, help="measurements in a second")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--headless", action="store_true", help="print a summary instead of a live table")
     args = parser.parse_args()
-    totals = asyncio.run(run(args))
+    try:
+        totals = asyncio.run(run(args))
+    except shoal.ShoalError as error:
+        sys.exit(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
     print(f"{totals['measured']} measurements, {totals['alerts']} alerts")
 
 

@@ -37,6 +37,7 @@
     ├── FilterError                     an invalid filter, with the position of the error
     │   ├── EmptyFilterError                no event can match it
     │   └── FilterTooLargeError             above a filter limit
+    │       └── IndexFullError                  this index has no room for it
     ├── QueueError                      an operation on a queue failed
     │   ├── QueueNotFoundError              there is no such queue
     │   ├── QueueNameError                  not a valid name of a queue, key or message id
@@ -268,6 +269,10 @@ class EmptyFilterError(FilterError):
 
 class FilterTooLargeError(FilterError):
     """The filter, or a part of it, is above a limit. Nothing was subscribed."""
+
+
+class IndexFullError(FilterTooLargeError):
+    """This index has no room for the filter; another one may have. Nothing was subscribed."""
 
 
 class QueueError(ShoalError):

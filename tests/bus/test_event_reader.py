@@ -128,3 +128,25 @@ async def test_two_readers_of_a_bus_get_the_names_of_their_own_filters() -> None
     assert isinstance(item, Match)
     assert item.matched == ("mine",)
     assert (await reader.take()).matched == ("a",)
+
+
+async def test_a_reader_with_much_to_take_lets_other_tasks_run() -> None:
+    """Heartbeats could not be sent, and a timeout around the loop did not end it."""
+    reader = Reader("a")
+    for _ in range(1000):
+        reader.arrive("a")
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    for _ in range(1000):
+        await reader.take()
+    counting.cancel()
+    assert turns >= 10
+    reader.arrive("a")
+    assert isinstance(await reader.reader.get(timeout=0), Match)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from random import Random
 from types import SimpleNamespace
@@ -15,8 +15,8 @@ import pytest
 from shoal.bus.event_reader import TICK_S, BusMatching
 from shoal.engine import messages
 from shoal.engine.messages import FromClient, InForce, Open, Remove, Roll, Welcome, decode_letter
-from shoal.errors import BusClosedError, EngineUnavailableError, FilterError, SubscribeError
-from shoal.filters import encode_event
+from shoal.errors import BusClosedError, EngineUnavailableError, FilterError, FilterTooLargeError, SubscribeError
+from shoal.filters import encode_event, parse
 from shoal.limits import DEFAULT_LIMITS
 from shoal.message import Message
 from shoal.rules import ALL_RULES
@@ -60,10 +60,20 @@ class Site:
         self.has_room = True
         """Whether letters can be posted."""
         self.conversation = 0
+        self.answers = True
+        """Whether subscriptions come into force."""
+        self.failing = b""
+        """A channel to which subscriptions fail."""
+        self.listened: Counter[bytes] = Counter()
         bus: Any = self
         self.matching = BusMatching(bus, bus, ALL_RULES)
 
     async def listen(self, channel: bytes, wake: Callable[[], None]) -> Heard:
+        self.listened[channel] += 1
+        if channel == self.failing:
+            raise SubscribeError("it fails")
+        if not self.answers:
+            await asyncio.get_running_loop().create_future()
         self.heard[channel] = Heard(wake)
         return self.heard[channel]
 
@@ -146,6 +156,90 @@ async def test_a_bus_that_closes_ends_calls_that_wait_for_the_engine() -> None:
     for call in (adding, emitting):
         with pytest.raises(BusClosedError):
             await asyncio.wait_for(call, WAIT_S / 2)
+
+
+async def test_a_bus_that_closes_ends_calls_that_wait_for_their_subscription() -> None:
+    """They were cancelled, although nobody had cancelled them."""
+    site = Site()
+    site.answers = False
+    reader = site.matching.reader(None)
+    opening = asyncio.create_task(reader.open())
+    emitting = asyncio.create_task(site.matching.emit({"a": 1}, b"", confirm=True))
+    cancelled = asyncio.create_task(site.matching.emit({"a": 1}, b"", confirm=True))
+    await _settled()
+    cancelled.cancel()
+    await site.matching.aclose()
+    for call in (opening, emitting):
+        with pytest.raises(BusClosedError):
+            await asyncio.wait_for(call, WAIT_S / 2)
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    with pytest.raises(BusClosedError):
+        await site.matching.emit({"a": 1}, b"", confirm=False)
+
+
+async def test_a_subscription_that_failed_is_made_again_and_others_are_not() -> None:
+    site = Site()
+    site.failing = messages.seat_channel("main", CLIENT)
+    with pytest.raises(SubscribeError, match="fails"):
+        await site.matching.start()
+    site.failing = b""
+    await site.matching.start()
+    assert site.listened == {messages.call_channel("main"): 1, messages.seat_channel("main", CLIENT): 2}
+    await site.matching.aclose()
+
+
+async def test_a_reader_that_is_not_open_says_so() -> None:
+    """Reading waited for ever."""
+    site = Site()
+    reader = site.matching.reader(None)
+    for call in (reader.get, reader.__anext__):
+        with pytest.raises(SubscribeError, match="not open"):
+            await asyncio.wait_for(call(), WAIT_S)
+    await reader.aclose()
+    with pytest.raises(SubscribeError, match="or closed"):
+        await reader.open()
+
+
+@pytest.mark.parametrize(
+    "filters", [None, 5, "a = 1", ["a = 1"], [("x", "a = 1")], {5: "a = 1"}, {None: "a = 1"}, {"x": None}, {"x": 5}]
+)
+async def test_filters_of_a_wrong_type_are_an_error_and_nothing_is_added(filters: Any) -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    with pytest.raises(FilterError, match=r"text|mapping"):
+        await reader.add_many(filters)
+    with pytest.raises(FilterError, match="text"):
+        await reader.add(["x"], "a = 1")  # type: ignore[arg-type]
+    with pytest.raises(FilterError, match="text"):
+        await reader.remove(["x"])  # type: ignore[arg-type]
+    assert reader.filters == []
+    await site.matching.aclose()
+
+
+async def test_a_filter_that_does_not_fit_a_letter_is_refused() -> None:
+    site = Site()
+    reader = await site.matching.reader(None).open()
+    most = LIMITS.engine_letter_bytes_max
+    large = msgspec.structs.replace(LIMITS, filter_text_bytes_max=2 * most, filter_string_bytes_max=2 * most)
+    with pytest.raises(FilterTooLargeError, match="engine_letter_bytes_max"):
+        await reader.add_many({"small": "a = 1", "large": parse(f"a = '{'x' * most}'", large)})
+    assert reader.filters == []
+    assert site.matching.statistics.filters == 0
+    await site.matching.aclose()
+
+
+async def test_emits_that_gave_up_waiting_for_room_leave_nothing_behind() -> None:
+    site = Site()
+    await site.matching.start()
+    await _settled()
+    for _ in range(LIMITS.engine_untaken_events_max):
+        await site.matching.emit({"a": 1}, b"", confirm=False)
+    with pytest.raises(EngineUnavailableError, match="not accepted"):
+        await site.matching.emit({"a": 1}, b"", confirm=False)
+    assert site.matching.statistics.waits == 1
+    assert not site.matching._rooms
+    await site.matching.aclose()
 
 
 async def test_an_engine_that_starts_is_waited_for() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from msgspec.structs import replace as structs_replace
 from tests.support.lone_engine import LoneEngine
 
+from shoal.engine.access_point import CHANGE_FILTERS_MAX
 from shoal.engine.client import EngineClient
 from shoal.engine.configuration import Configuration
 from shoal.engine.links import Handover, Stage, Step, decode_to_member, encode
@@ -44,7 +46,7 @@ from shoal.engine.messages import (
 )
 from shoal.errors import ProtocolError
 from shoal.filters import encode_event, parse
-from shoal.limits import DEFAULT_LIMITS
+from shoal.limits import DEFAULT_LIMITS, Limits
 from shoal.message import Message, Retraction
 
 LIMITS = msgspec.structs.replace(
@@ -62,8 +64,8 @@ _wire = msgspec.msgpack.Encoder().encode
 class Site:
     """An engine that serves, and what it says to each client."""
 
-    def __init__(self) -> None:
-        self.engine = LoneEngine(1, 0, LIMITS, 0.0)
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.engine = LoneEngine(1, 0, limits, 0.0)
         self.engine.lease_until = 1e9
         self.engine.turn(0.0)
         self.engine.serve()
@@ -106,7 +108,34 @@ def test_an_event_that_cannot_be_read_is_rejected_and_others_are_delivered() -> 
     assert Taken(4) in said[BAD]
 
 
-@pytest.mark.parametrize("wire", [b"", b"\xc1", b"\x93", _wire([[1]]), _wire(["a = 1"]), _wire({"a": 1}), _wire(7)])
+def test_an_event_that_only_the_index_finds_wrong_is_rejected_and_others_are_delivered() -> None:
+    """A decoder keeps the last of two values, the index reads both. The engine ended, and its successor got the same
+    event."""
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    said = site.say(BAD, event(1), event(2, b"\x82\xa1a" + _wire(float("nan")) + b"\xa1a\x01"), event(3))
+    assert [item.number for item in said[GOOD] if isinstance(item, Delivery)] == [1, 3]
+    assert [item.number for item in said[BAD] if isinstance(item, Rejected)] == [2]
+
+
+def test_an_event_with_very_large_attributes_is_rejected_with_the_limit() -> None:
+    """Eight megabytes of them were read for a third of a second, and an error with the name of one is as large."""
+    site = Site()
+    site.open(GOOD, "a = 1")
+    site.open(BAD)
+    attributes = _wire({"a": 1, "x" * LIMITS.attributes_bytes_max: 1})
+    said = site.say(BAD, event(1), event(2, attributes), event(3))
+    assert [item.number for item in said[GOOD] if isinstance(item, Delivery)] == [1, 3]
+    (rejected,) = [item for item in said[BAD] if isinstance(item, Rejected)]
+    assert rejected.number == 2
+    assert "attributes_bytes_max=8192" in rejected.reason
+    assert len(rejected.reason) < 200
+
+
+@pytest.mark.parametrize(
+    "wire", [b"", b"\xc1", b"\x93", b"\x91\x91\x91\x91", _wire([[1]]), _wire(["a = 1"]), _wire({"a": 1}), _wire(7)]
+)
 def test_a_filter_that_cannot_be_read_is_refused_and_others_come_into_force(wire: bytes) -> None:
     site = Site()
     site.say(BAD, Open(BAD), Ready())
@@ -125,6 +154,37 @@ def test_filters_beyond_the_limits_are_refused_with_the_limit() -> None:
     said = site.open(4, "a = 1")
     (full,) = [item for item in said[4] if isinstance(item, Refused)]
     assert "engine_filters_max is 5" in full.reason
+
+
+def test_a_filter_that_does_not_fit_a_letter_is_refused_with_the_limit() -> None:
+    site = Site()
+    site.say(BAD, Open(BAD), Ready())
+    most = LIMITS.engine_letter_bytes_max
+    large = parse(
+        f"a = '{'x' * most}'", structs_replace(LIMITS, filter_string_bytes_max=most, filter_text_bytes_max=2 * most)
+    )
+    said = site.say(BAD, Add([(1, _wire(parse("a = 1"))), (2, _wire(large))]))
+    (refused,) = [item for item in said[BAD] if isinstance(item, Refused)]
+    assert refused.number == 2
+    assert f"engine_letter_bytes_max={most}" in refused.reason
+    assert InForce(BAD, [1]) in said[BAD]
+
+
+@pytest.mark.parametrize("presents", [True, False])
+def test_very_many_filters_of_one_item_are_added_in_many_turns(presents: bool) -> None:
+    """350,000 of them took more than half a second, in which the engine did nothing else."""
+    site = Site(structs_replace(LIMITS, engine_filters_max=10**6, engine_client_filters_max=10**6))
+    matcher = site.engine.matcher
+    assert matcher is not None
+    filters = [(number, _wire(parse(f"a = {number}"))) for number in range(20_000)]
+    items: list[FromClient] = [Open(BAD), Add(filters), Ready()] if presents else [Open(BAD), Ready(), Add(filters)]
+    site.engine.received(BAD, Letter(BAD, 1, items))
+    sizes = [0]
+    while sizes[-1] < len(filters):
+        for post in site.engine.turn(1.0):
+            site.engine.confirmed(post.group)
+        sizes.append(len(matcher))
+    assert max(after - before for before, after in pairwise(sizes)) <= CHANGE_FILTERS_MAX
 
 
 def test_an_emitter_that_ignores_its_limit_does_not_take_the_room_of_others() -> None:

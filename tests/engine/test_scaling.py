@@ -48,6 +48,7 @@ from shoal.engine.messages import (
     PathBegin,
     PathEnd,
     Ready,
+    Refused,
     Remove,
     Taken,
     Welcome,
@@ -298,6 +299,29 @@ def test_what_a_reader_gets_does_not_depend_on_changes(what: str, seed: int) -> 
     assert [*delivered] == sorted(delivered)
     assert site.taken(EMITTER) == 240
     assert sum(site.held().values()) == len(filters) - len(removed)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_what_is_no_filter_does_not_end_a_change_and_what_does_not_fit_does(
+    fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that sent bytes that are no filter could end the engine whenever its configuration changed."""
+    site = Site()
+    site.say(READER, Open(READER), Ready())
+    site.settle()
+    site.begin(single(2, "b"))
+    site.settle()
+    if not fits:
+        matcher = site.processes["b"].matcher
+        assert matcher is not None
+        monkeypatch.setattr(matcher.table, "_limits", structs_replace(LIMITS, engine_filters_max=1))
+    wires = [_wire(parse("a = 1")), _wire(parse("a = 2")), b"", b"\x91\x91\x91\x91", _wire({"a": 1})]
+    site.say(READER, Add([*enumerate(wires, 1)]))
+    site.settle()
+    assert site.in_force(READER) == {1, 2}
+    assert [item.number for item in site.said[READER] if isinstance(item, Refused)] == [3, 4, 5]
+    assert site.processes["a"].failed == ""
+    assert ("does not fit" in site.processes["b"].failed) == (not fits)
 
 
 def test_a_filter_that_ended_while_state_was_under_way_does_not_come_back() -> None:

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shoal.errors import FilterTooLargeError
+from shoal.errors import FilterError, FilterTooLargeError
 from shoal.filters import parse
 from shoal.filters.conjunctions import Conjunction
 from shoal.filters.filter import Filter
 from shoal.filters.index import Index, event_table, segment_builder
+from shoal.filters.index.wire_table import wire_table
 from shoal.filters.ranges import OneOf
 
 
@@ -137,3 +138,26 @@ def test_settle_raises_the_failure_of_a_background_merge(monkeypatch: pytest.Mon
     monkeypatch.undo()
     index.settle()
     assert found(index, {"a": 3}) == [3, 13]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        *(b"\x91\x91\x91\x91", b"\x91\x91\x91\x91\xc3\x02", b"\x91\x91\x91\x92\x0c\x06\xa1a"),  # no pair
+        b"\x91\x91\x91\x91\x92\xa1a\x93\x04\xdd\xff\xff\xff\xff\x01\x00",  # a list of four billion values
+        b"\x91\x91\x91\x91\x92\xa1a\x94\x02\x01\x05\xdd\xff\xff\xff\xff",  # as many excluded numbers
+        b"\x91\x91\x91\x91\x92\xa1a\x94\x02",  # no bounds
+        *(b"\x91\x91\x91\x91\x92\xa1\xff\x91\x01", b"\x91\x91\x91\x91\x92\xa1a\x93\x04\x91\xa1\xff\x01"),  # no UTF-8
+        b"\x91\x92\x91\x91\x92\xa1a\x93\x04\x91\x01\x00\x91\x91\x92\xa1b\x93\x04\x90\x00",  # no value in an alternative
+    ],
+)
+def test_bytes_that_are_no_filter_are_an_error(wire: bytes) -> None:
+    """They were read beyond their end, which ended the process."""
+    index = Index()
+    with pytest.raises(FilterError):
+        index.insert_wire(1, wire)
+    with pytest.raises(FilterError):
+        index.insert_many(np.arange(2, dtype=np.uint32), wire_table([b"\x91\x91\x91\x91\x92\xa1a\x91\x01", wire]))
+    index.insert(1, parse("a = 1"))
+    assert found(index, {"a": 1}) == [1]
+    assert found(index, {"a": [1, 2]}) == [1]  # reads the names of all filters

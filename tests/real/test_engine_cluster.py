@@ -30,7 +30,9 @@ def _compiled() -> None:
     warm_up()  # so that the engine's process starts quickly
 
 
-async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_commands_and_the_program_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = tmp_path / "state"
     where = ("--state-dir", str(state))
     program, printed = re.findall(r"^```(?:python|text)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
@@ -89,6 +91,18 @@ async def test_commands_and_the_program_of_the_page(tmp_path: Path, capsys: pyte
         _, error = await asyncio.wait_for(emit.communicate(lines), WAIT_S)
         assert emit.returncode == 1
         assert b"line 4 of standard input is not an event, 2 events before it emitted" in error
+        async with shoal.connect(cluster.url) as bus, bus.match("bytes = true") as events:
+            words = ('{"bytes": true}', "--payload", "\udcffx")  # how Python has a byte that is not UTF-8
+            assert (await run_command(capsys, "emit", *words, *where))[0] == 0
+            event = await events.get(WAIT_S)
+            assert isinstance(event, shoal.Match)
+            assert event.payload == b"\xffx"
+            monkeypatch.setenv("SHOAL_LIMITS_PAYLOAD_BYTES_MAX", "1100")
+            large = f'{{"bytes": true, "large": "{"x" * 100}"}}'
+            status, _, error_text = await run_command(capsys, "emit", words[0], large, *where)
+            assert status == 1
+            assert "event 2 is too large, 1 event before it emitted" in error_text
+            assert isinstance(await events.get(WAIT_S), shoal.Match)
 
 
 async def test_every_layer_changes_while_events_flow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,3 +190,36 @@ async def test_the_city_of_the_example_measures_and_alerts(url: str) -> None:
     found = re.fullmatch(r"(\d+) measurements, (\d+) alerts\n", ran.stdout)
     assert found is not None
     assert int(found[1]) > 0 < int(found[2])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--stations", "0"), 2, "invalid number value: '0'"),  # it measured nothing, and could not be stopped
+        (("--rate", "nan"), 2, "invalid number value: 'nan'"),
+        ((), 1, "cannot connect to the coordinator"),
+    ],
+)
+async def test_the_example_says_what_is_wrong(words: tuple[str, ...], status: int, said: str) -> None:
+    example = Path(__file__).parents[2] / "examples" / "air_quality.py"
+    command = [sys.executable, str(example), "--headless", "--url", "shoal://client:x@127.0.0.1:1", *words]
+    ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=WAIT_S)
+    assert ran.returncode == status
+    assert said in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+async def test_a_cluster_that_is_continued_with_its_engine_waits_until_it_serves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of the engine before was taken for that of the new one."""
+    where = ("--state-dir", str(tmp_path / "state"))
+    try:
+        for words in (("up", "--servers", "1", "--stores", "1", "--engine"), ("down",)) * 2:
+            status, _, error = await run_command(capsys, *words, *where)
+            assert status == 0, error
+            if words[0] == "up":
+                status, facts = await run_json_command(capsys, "engine", "status", *where)
+                assert (status, facts["serving"]) == (0, True)
+    finally:
+        await run_command(capsys, "down", "--purge", *where)

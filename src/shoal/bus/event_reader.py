@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Self
 import msgspec
 
 from shoal.bus.filter_names import FilterNames
-from shoal.bus.subscription import Subscription
+from shoal.bus.subscription import BURST_ITEMS, Subscription
 from shoal.bus.waiters import fail, resolve
 from shoal.engine.client import (
     Arrived,
@@ -44,6 +44,7 @@ from shoal.errors import (
     EngineUnavailableError,
     EventError,
     FilterError,
+    FilterTooLargeError,
     PayloadTooLargeError,
     ProtocolError,
     ShoalError,
@@ -109,8 +110,8 @@ class Matching:
 
     async def open(self) -> Self:
         """Start reading; return when the filter is in force. `async with` does this for you."""
-        if self._opened:
-            raise SubscribeError("this reader was already opened", do="call match() again for a new one")
+        if self._opened or self._closed:
+            raise SubscribeError("this reader was already opened, or closed", do="call match() again for a new one")
         self._opened = True
         self._matching.opened(self)
         try:
@@ -144,13 +145,14 @@ class Matching:
 
     async def add(self, name: str, where: str | Filter) -> None:
         """Add a filter under a name; returns when it is in force."""
+        _check_name(name)
         await self.add_many({name: where})
 
     async def add_many(self, filters: Mapping[str, str | Filter]) -> None:
         """Add filters by name; returns when all are in force. Raises FilterError if one is invalid, if the engine
         refuses it, or if its name is used already; then none is added."""
         if not self._opened or self._closed:
-            raise SubscribeError("this reader is not open", do="enter it: async with bus.match(...) as events")
+            raise _not_open()
         parsed = await self._parse(filters)
         if self._closed:
             raise SubscribeError("this reader was closed meanwhile")
@@ -170,9 +172,14 @@ class Matching:
 
     async def _parse(self, filters: Mapping[str, str | Filter]) -> dict[str, Filter]:
         """Parse filters. With many, the bus is served meanwhile."""
+        if not isinstance(filters, Mapping):
+            raise FilterError(
+                f"filters are a mapping of names to filters, not something of type {type(filters).__name__}"
+            )
         limits = self._matching.limits
         parsed: dict[str, Filter] = {}
         for name, one in filters.items():
+            _check_name(name)
             parsed[name] = one if isinstance(one, Filter) else parse(one, limits)
             if not len(parsed) % PARSED_TOGETHER:
                 await asyncio.sleep(0)
@@ -181,6 +188,7 @@ class Matching:
     async def remove(self, *names: str) -> None:
         """Remove filters. Raises FilterError if there is none of a name; then none is removed."""
         for name in names:
+            _check_name(name)
             if name not in self._numbers:
                 raise FilterError(f"this reader has no filter {name!r}")
         self._drop({name: self._numbers[name] for name in names})
@@ -205,6 +213,11 @@ class Matching:
         return self
 
     async def __anext__(self) -> Match | Gap:
+        if not self._opened:
+            raise _not_open()
+        waiting = self.waiting
+        if waiting and not waiting % BURST_ITEMS:  # taking what is there never suspends: other tasks could starve
+            await asyncio.sleep(0)
         while not self.waiting:
             if self._closed:
                 raise StopAsyncIteration
@@ -227,6 +240,8 @@ class Matching:
     async def get(self, timeout: float | None = None) -> Match | Gap:  # noqa: ASYNC109
         """Return the next item. Raises TimeoutError after `timeout` seconds, SubscribeError after `aclose`."""
         try:
+            if self.waiting:
+                return await self.__anext__()
             async with asyncio.timeout(timeout):
                 return await self.__anext__()
         except StopAsyncIteration:
@@ -278,6 +293,15 @@ class Matching:
     def _wake(self) -> None:
         if self._waiter is not None:
             resolve(self._waiter)
+
+
+def _not_open() -> SubscribeError:
+    return SubscribeError("this reader is not open", do="enter it: async with bus.match(...) as events")
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise FilterError(f"the name of a filter is text, not something of type {type(name).__name__}")
 
 
 class _Awaited:
@@ -340,7 +364,7 @@ class BusMatching:
         if len(payload) + len(encoded) + LETTER_ROOM > self.limits.payload_bytes_max:
             raise PayloadTooLargeError(
                 f"the event has {len(payload) + len(encoded)} bytes, the limit is "
-                f"{self.limits.payload_bytes_max - LETTER_ROOM} (payload_bytes_max less {LETTER_ROOM})",
+                f"{max(self.limits.payload_bytes_max - LETTER_ROOM, 0)} (payload_bytes_max less {LETTER_ROOM})",
                 do="store the payload elsewhere and emit a reference, or raise payload_bytes_max",
             )
         await self.start()
@@ -358,7 +382,11 @@ class BusMatching:
     async def _wait_for_room(self) -> None:
         waiter = asyncio.get_running_loop().create_future()
         self._rooms.append(waiter)
-        await self._answered(waiter, "the engine has not taken earlier events, so this one was not accepted")
+        try:
+            await self._answered(waiter, "the engine has not taken earlier events, so this one was not accepted")
+        finally:
+            with contextlib.suppress(ValueError):  # it is gone if there was room
+                self._rooms.remove(waiter)
 
     async def _answered(self, waiter: asyncio.Future[None], what: str) -> None:
         try:
@@ -402,10 +430,18 @@ class BusMatching:
 
     def add(self, reader: Matching, filters: Iterable[Filter]) -> list[int]:
         """Add filters of a reader; returns their numbers."""
-        numbers = self._core.add(_encode(one) for one in filters)
+        numbers = self._core.add(map(self._wire_of, filters))
         for number in numbers:
             self._reader_of[number] = reader
         return numbers
+
+    def _wire_of(self, one: Filter) -> bytes:
+        """A filter as it is sent. One that was made with other limits may not fit a letter."""
+        wire = _encode(one)
+        most = self.limits.engine_letter_bytes_max
+        if len(wire) > most:
+            raise FilterTooLargeError(f"the filter takes {len(wire)} bytes, more than engine_letter_bytes_max={most}")
+        return wire
 
     async def in_force(self, numbers: list[int]) -> None:
         """Wait until filters are in force."""
@@ -454,12 +490,21 @@ class BusMatching:
         """Subscribe to what the engine says, once."""
         if self._closed:
             raise BusClosedError()
-        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
-            self._starting = asyncio.create_task(self._start(), name="matching")
-        await asyncio.shield(self._starting)
+        starting = self._starting
+        if starting is None or (starting.done() and not starting.cancelled() and starting.exception() is not None):
+            starting = self._starting = asyncio.create_task(self._start(), name="matching")
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if starting.cancelled() and not (caller is not None and caller.cancelling()):
+                raise BusClosedError() from None  # only the end of the bus cancels it
+            raise
 
     async def _start(self) -> None:
-        self._call = await self._bus.listen(call_channel(MAIN), self._soon)
+        """Does what is left to do: an attempt before may have failed halfway."""
+        if self._call is None:
+            self._call = await self._bus.listen(call_channel(MAIN), self._soon)
         await self._sit_down()
         self._ticking = asyncio.create_task(self._tick(), name="engine client")
         self._core.hello(asyncio.get_running_loop().time())

@@ -11,8 +11,12 @@ from typing import Any, Final
 
 from shoal.cli.output import console, figure_text, note
 from shoal.errors import ConfigError
+from shoal.limits import DEFAULT_LIMITS
 
 PARTS: Final = ("throughput", "layouts", "where", "crossing")
+EVENTS_MIN: Final = 100
+FILTERS_MAX: Final = DEFAULT_LIMITS.engine_client_filters_max
+"""One client has all filters."""
 _COLUMNS: Final = {
     "subscribers": "subscribers",
     "events_per_s": "events/s",
@@ -33,6 +37,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"bench engine has no part {min(unknown)}", do=f"choose from {', '.join(PARTS)}")
     defaults = engine.EngineOptions()
     events = args.events or defaults.events
+    if events < EVENTS_MIN:
+        raise ConfigError(f"--events is {events}", do=f"give at least {EVENTS_MIN}")
+    if (args.filters or 0) > FILTERS_MAX:
+        raise ConfigError(f"--filters is {args.filters}", do=f"give at most {FILTERS_MAX}: one client has all of them")
     options = engine.EngineOptions(
         parts=tuple(args.only or PARTS),
         filters=args.filters or defaults.filters,

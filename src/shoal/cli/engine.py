@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import time
 from typing import Final
@@ -32,6 +33,8 @@ from shoal.runtime import PRODUCTION
 OPERATORS_MAX: Final = 64
 """Operators of a layer."""
 PORT_MAX: Final = 65535
+NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+"""Names of processes. They are a part of the names of channels."""
 AUTO: Final = "auto"
 POLL_S: Final = 0.05
 CHANGE_S: Final = 60.0
@@ -107,6 +110,8 @@ def run_run(args: argparse.Namespace) -> int:
         logs.configure(level="info", format=args.settings.log_format)
     if not 0 <= args.metrics_port <= PORT_MAX:
         raise ConfigError(f"--metrics-port is {args.metrics_port}", do="give a port, or 0 for none")
+    if args.name and NAME.fullmatch(args.name) is None:
+        raise ConfigError(f"--name is {args.name!r}", do="use 1 to 64 letters, digits, '_', '.' or '-'")
     url = cluster_url(args.url, args.settings, role="engine")
     with contextlib.ExitStack() as stack:
         if args.metrics_port:

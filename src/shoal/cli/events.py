@@ -16,8 +16,8 @@ from shoal.bus import connect
 from shoal.cli.channels import add_url, cluster_url, line_batches
 from shoal.cli.numbers import positive, positive_int
 from shoal.cli.output import Subparsers, add_command, note, plural, result
-from shoal.errors import EventError
-from shoal.filters.events import parse_event
+from shoal.errors import EventError, PayloadTooLargeError
+from shoal.filters.events import check_event, parse_event
 from shoal.message import Gap, Match
 
 
@@ -56,48 +56,48 @@ def run_emit(args: argparse.Namespace) -> int:
 
 
 async def _emit(args: argparse.Namespace) -> int:
-    """Emit events. All before a line that is no event are safe when this raises."""
-    emitted = number = 0
-    wrong: EventError | None = None
-    given = [read_event(text, args) for text in args.events]
+    """Emit events. All before one that cannot be emitted are safe when this raises."""
+    emitted = line_number = 0
+    wrong: EventError | PayloadTooLargeError | None = None
+    given = [read_event(text, args) for text in args.events]  # all are checked before one is emitted
+    payload = args.payload.encode("utf-8", "surrogateescape")  # the bytes of the command line
     async with connect(cluster_url(args.url, args.settings, servers=True), limits=args.settings.limits) as bus:
-        for event in given:
-            await bus.emit(event, args.payload)
-            emitted += 1
-        if not args.events:
-            async for line in _lines():
-                number += 1
-                if not line.strip():
-                    continue
-                try:
-                    await bus.emit(read_event(line.decode("utf-8", "replace"), args), args.payload)
+        try:
+            for event in given:
+                await bus.emit(event, payload)
+                emitted += 1
+            async for line in _lines(args):
+                line_number += 1
+                if line.strip():
+                    await bus.emit(read_event(line.decode("utf-8", "surrogateescape"), args), payload)
                     emitted += 1
-                except EventError as error:
-                    wrong = error
-                    break
+        except (EventError, PayloadTooLargeError) as error:
+            wrong = error
     if wrong is not None:
-        raise EventError(
-            f"line {number} of standard input is not an event, {plural(emitted, 'event')} before it emitted:\n{wrong}"
-        )
+        what = f"line {line_number} of standard input" if line_number else f"event {emitted + 1}"
+        why = "is not an event" if isinstance(wrong, EventError) else "is too large"
+        raise EventError(f"{what} {why}, {plural(emitted, 'event')} before it emitted:\n{wrong}")
     return emitted
 
 
-async def _lines() -> AsyncIterator[bytes]:
-    """Lines of standard input."""
+async def _lines(args: argparse.Namespace) -> AsyncIterator[bytes]:
+    """Lines of standard input, if no events are given."""
+    if args.events:
+        return
     async for lines in line_batches():
         for line in lines:
             yield line
 
 
 def read_event(text: str, args: argparse.Namespace) -> dict[str, Any]:
-    """An event as JSON or in the papers' spelling."""
+    """An event as JSON or in the papers' spelling, checked."""
     if not text.lstrip().startswith("{"):
         return parse_event(text, args.settings.limits)
     try:
         found: dict[str, Any] = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise EventError(f"{text[:80]!r} is not a JSON object ({error})") from error
-    return found
+    return check_event(found, args.settings.limits)
 
 
 def run_match(args: argparse.Namespace) -> int:

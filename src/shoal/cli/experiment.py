@@ -13,9 +13,11 @@ from shoal.cli.output import Subparsers, add_command, console, figures_table, no
 from shoal.errors import ConfigError
 from shoal.lab.experiments import MODES, SEEDS, ExperimentOptions, experiments
 from shoal.lab.experiments.result import ExperimentResult
+from shoal.limits import DEFAULT_LIMITS
 
 OUT = Path("experiments-out")
 FILTERS_MIN = 1000
+FILTERS_MAX = DEFAULT_LIMITS.engine_filters_max
 
 
 def register(subparsers: Subparsers) -> None:
@@ -77,6 +79,8 @@ def run_experiment(args: argparse.Namespace) -> int:
     if args.name not in table:
         raise ConfigError(f"{args.name} does not run in mode {mode}", do=f"choose one of {', '.join(table)}")
     sizes = tuple(sorted({*(args.filters or ())}))
+    if sizes and sizes[-1] > FILTERS_MAX:
+        raise ConfigError(f"--filters {sizes[-1]} is too many", do=f"give at most {FILTERS_MAX}, as an engine has")
     if sizes and (sizes[0] < FILTERS_MIN or not args.name.startswith("esilbops-") or args.name == "esilbops-13"):
         raise ConfigError(
             f"--filters {sizes[0]} does not fit {args.name}", do=f"give {FILTERS_MIN} or more, to esilbops-7 to 12"

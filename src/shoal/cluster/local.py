@@ -56,7 +56,7 @@ from shoal.cluster.store_directory import mark_store, read_store_mark
 from shoal.cluster.users import Users
 from shoal.coordination.acl import STORES
 from shoal.coordination.interface import Coordinator
-from shoal.engine.engine_report import report_key
+from shoal.engine.engine_report import read_report
 from shoal.engine.messages import MAIN
 from shoal.errors import ClusterError, NotRunningError
 from shoal.leader.keeper_shell import KeeperView
@@ -524,7 +524,7 @@ class LocalCluster:
         """Waits until the engine serves. The first one on a machine compiles its kernels."""
         assert self._coordinator is not None
         deadline = time.monotonic() + 2 * self._timing.start_timeout_s
-        while await self._coordinator.get(report_key(MAIN)) is None:
+        while await read_report(self._coordinator, MAIN) is None:
             if time.monotonic() > deadline:
                 log = log_tail(self.directory.log(engine_name()))
                 raise ClusterError("the engine does not serve in time", do=f"see the end of its log\n{log}")

@@ -68,6 +68,8 @@ TAKEN_LATER: Final = rule(
 
 HANDED_MAX: Final = 2000
 """Conversations in one message to another access point."""
+CHANGE_FILTERS_MAX: Final = 8192
+"""Filters that are added together. More would keep a matcher from anything else for too long."""
 BATCH_EVENTS_MAX: Final = 256
 """Events that are matched together."""
 ROLL_QUIET_S: Final = 0.15
@@ -280,14 +282,17 @@ class AccessPoint:
 
     def _change(self, client: int, conversation: _Conversation, item: messages.FromClient) -> None:
         if isinstance(item, Add):
-            if conversation.ready:
-                self._out.append((_CHANGE, Change(client, conversation.number, item.filters, [])))
-            else:
+            filters = item.filters
+            if not conversation.ready:
                 room = self._limits.engine_client_filters_max - conversation.filters
-                part = item.filters[: room + 1]  # one too many is refused by the matcher
-                if part:
+                filters = filters[: room + 1]  # one too many is refused by the matcher
+                conversation.filters += len(filters)
+            for first in range(0, len(filters), CHANGE_FILTERS_MAX):
+                part = filters[first : first + CHANGE_FILTERS_MAX]
+                if conversation.ready:
+                    self._out.append((_CHANGE, Change(client, conversation.number, part, [])))
+                else:
                     conversation.presented.append(part)
-                    conversation.filters += len(part)
         elif isinstance(item, Remove):
             self._out.append((_CHANGE, Change(client, conversation.number, [], item.numbers)))
         elif isinstance(item, Ready) and not conversation.ready:

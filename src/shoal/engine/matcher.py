@@ -21,7 +21,7 @@ import numpy.typing as npt
 from shoal.engine.configuration import Configuration, checksum
 from shoal.engine.links import Batch, Change, Changes, Events, Found, Mark, Part, State, StateAck, Step, ToMember
 from shoal.engine.messages import FromEngine, InForce, Rejected
-from shoal.engine.subscription_table import Owner, SubscriptionTable, owners
+from shoal.engine.subscription_table import NoRoom, Owner, SubscriptionTable, owners
 from shoal.filters.index.background import THREADS, Background
 from shoal.limits import Limits
 from shoal.rules import ALL_RULES, Rules, rule
@@ -195,7 +195,7 @@ class Matcher:
         said += self._apply(together)
         if self._speaks:
             self._speak(batch, [], said)
-        elif any(not isinstance(item, InForce) for _, item in said):
+        elif any(isinstance(item, NoRoom) for _, item in said):  # its present matcher refuses what is no filter
             self.failed = "a filter that the next configuration gives to this matcher does not fit"
 
     def _apply(self, changes: dict[int, Change]) -> list[tuple[int, FromEngine]]:

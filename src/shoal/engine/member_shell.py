@@ -85,9 +85,9 @@ class MemberShell:
         self._listening: dict[bytes, Listening] = {}
         """What the operators hear, by channel."""
         self._lanes: list[int] = []
+        """The lanes that are heard; each is read first at times."""
         self._letters_ignored = 0
         self._letters_told_at = -LETTERS_TOLD_S
-        """The lanes that are heard; each is read first at times."""
         self._joined = 0
         self._shown: tuple[int | str, ...] = ()
         """What the head waits for, as it was last told."""

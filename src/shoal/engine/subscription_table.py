@@ -18,8 +18,8 @@ from shoal.engine.filter_numbers import FilterNumbers, as_numbers, is_number
 from shoal.engine.links import Found
 from shoal.engine.messages import Event, Refused
 from shoal.engine.seat_groups import SeatGroups
-from shoal.errors import EventError, FilterError
-from shoal.filters.events import decode_any_event
+from shoal.errors import EventError, FilterError, IndexFullError
+from shoal.filters.events import attributes_too_large
 from shoal.filters.index.background import THREADS, Background
 from shoal.filters.index.index import Index
 from shoal.filters.index.wire_table import wire_table
@@ -37,6 +37,10 @@ FREE_SHARE_MAX: Final = 0.4
 """If more of the ids of a large table are free, the filters with the highest ids get lower ones."""
 PARTS_WORTH_A_FILTER: Final = 8
 """An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
+
+
+class NoRoom(Refused, frozen=True, array_like=True, tag=3):
+    """A filter that is refused for want of room here; another matcher may have some. Clients see no difference."""
 
 
 class Rows(NamedTuple):
@@ -190,7 +194,8 @@ class SubscriptionTable:
                     try:
                         self._insert_all([(seat, [one])])
                     except FilterError as error:
-                        refused[client].append(Refused(one[0], str(error)))
+                        kind = NoRoom if isinstance(error, IndexFullError) else Refused
+                        refused[client].append(kind(one[0], str(error)))
         for client, seat, _ in new:
             self._leave_if_empty(client, seat)
         return refused
@@ -200,7 +205,13 @@ class SubscriptionTable:
     ) -> tuple[list[tuple[int, bytes]], list[Refused]]:
         """Those filters of a client that are not here and have room, after some others; and those that are refused."""
         given = dict(filters)
+        most = self._limits.engine_letter_bytes_max
         refused = [Refused(number, "its number is too large") for number in given if not is_number(number)]
+        refused += [
+            Refused(number, f"it takes {len(wire)} bytes, more than engine_letter_bytes_max={most}")
+            for number, wire in given.items()
+            if len(wire) > most and is_number(number)
+        ]
         for one in refused:
             del given[one.number]
         here = self._numbers.find(seat, as_numbers(given)).tolist()
@@ -214,7 +225,7 @@ class SubscriptionTable:
         room = max(rooms[least], 0)
         if len(new) > room:
             reason = f"the engine has no room for it: {least} is {getattr(limits, least)}"
-            refused += [Refused(number, reason) for number, _ in new[room:]]
+            refused += [NoRoom(number, reason) for number, _ in new[room:]]
         return new[:room], refused
 
     def _insert_all(self, new: Sequence[tuple[int, list[tuple[int, bytes]]]]) -> None:
@@ -321,22 +332,31 @@ class SubscriptionTable:
 
     def match(self, events: Sequence[Event], only: Owner | None = None) -> Matched:
         """The clients whose filters the events match. With `only`, the filters of other matchers do not count."""
+        attributes = [event.attributes for event in events]
         try:
-            return Matched(self._found([event.attributes for event in events], only), {})
+            self._check_sizes(attributes)
+            return Matched(self._found(attributes, only), {})
         except EventError:
-            return self._match_valid(events, only)
+            return self._match_one_by_one(attributes, only)
 
-    def _match_valid(self, events: Sequence[Event], only: Owner | None) -> Matched:
-        """Some events cannot be read: they are found one by one, the others are matched together."""
+    def _check_sizes(self, events: list[bytes]) -> None:
+        """Clients check their events. One that does not could stop the engine for a second with a single event."""
+        largest = max(map(len, events), default=0)
+        if largest > self._limits.attributes_bytes_max:
+            raise attributes_too_large(largest, self._limits)
+
+    def _match_one_by_one(self, events: list[bytes], only: Owner | None) -> Matched:
+        """Some events cannot be matched, which only the index knows for certain: it also reads what a decoder skips,
+        such as the first of two values of an attribute."""
+        found: list[Found] = []
         rejected: dict[int, str] = {}
         for at, event in enumerate(events):
             try:
-                decode_any_event(event.attributes)
+                self._check_sizes([event])
+                found += [(at, client, numbers) for _, client, numbers in self._found([event], only)]
             except EventError as error:
                 rejected[at] = str(error)
-        valid = [at for at in range(len(events)) if at not in rejected]
-        found = self._found([events[at].attributes for at in valid], only)
-        return Matched([(valid[at], client, numbers) for at, client, numbers in found], rejected)
+        return Matched(found, rejected)
 
     def _found(self, events: list[bytes], only: Owner | None) -> list[Found]:
         matches = self._index.match_many(wire_table(events))

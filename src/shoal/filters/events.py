@@ -75,7 +75,7 @@ def decode_event(data: bytes, limits: Limits = DEFAULT_LIMITS) -> dict[str, Any]
     if not isinstance(data, bytes | bytearray | memoryview):
         raise EventError(f"bytes are needed to decode an event, not something of type {type(data).__name__}")
     if len(data) > limits.attributes_bytes_max:
-        raise _too_many_bytes(len(data), limits)
+        raise attributes_too_large(len(data), limits)
     try:
         attributes = _decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -159,9 +159,10 @@ def _element(name: str, value: Value, which: str = "") -> Value:
 def _encoded(event: Event, limits: Limits) -> bytes:
     data = _encoder.encode(event)
     if len(data) > limits.attributes_bytes_max:
-        raise _too_many_bytes(len(data), limits)
+        raise attributes_too_large(len(data), limits)
     return data
 
 
-def _too_many_bytes(size: int, limits: Limits) -> EventError:
+def attributes_too_large(size: int, limits: Limits) -> EventError:
+    """The error for attributes above `attributes_bytes_max`."""
     return EventError(f"attributes take {size} bytes, more than attributes_bytes_max={limits.attributes_bytes_max}")

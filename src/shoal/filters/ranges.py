@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import force_setattr
 
+from shoal.errors import FilterError
 from shoal.filters.formatter import value_text
 from shoal.filters.predicates import Operator, Predicate, none_of
 from shoal.filters.values import NUMBER_MAX, NUMBER_MIN, Number, Value, ValueKind, kind_in, kind_of, pred, succ
@@ -104,6 +105,8 @@ class OneOf(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=4):
     kind: ValueKind = ValueKind.NUMBER
 
     def __post_init__(self) -> None:
+        if not self.values:
+            raise FilterError("a list of values is empty")
         kind = kind_of(self.values[0])
         if kind is not self.kind:
             force_setattr(self, "kind", kind)

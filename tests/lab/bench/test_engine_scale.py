@@ -157,6 +157,18 @@ def test_goals_are_judged_with_a_million_filters_only(loaded: dict[str, LoadResu
     assert len(found.claims) == 5
     heavy = million | {HARD: million[HARD]._replace(bytes_per_filter=300.0)}
     assert not result(7, heavy, (1_000_000,)).holds
+    for size, tag in ((1_500_000, "1.5M"), (2_000_000, "2M")):  # these ended with a KeyError when all was measured
+        more = {
+            name: one._replace(
+                points=[each._replace(filters=size) for each in one.points],
+                cores={size: one.cores[1_000_000]},
+                processes={size: one.processes[1_000_000]},
+            )
+            for name, one in million.items()
+        }
+        found = result(7, more, (size,))
+        assert list(found.claims) == ["nothing is missing"]
+        assert f"hard_vs_index_{tag}" in found.headline
     assert million[AIR].bytes_per_filter == 200.0
 
 

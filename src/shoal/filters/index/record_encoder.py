@@ -93,6 +93,8 @@ def last_number(context: int) -> Any:
 @part
 def read_filter_number(context: int, at: int, end: int) -> int:
     """Reads a number from the scratch. Returns the index of the next byte, or a negative code."""
+    if at >= end:
+        return BAD_FILTER
     spare = root(context, R_ATTRIBUTES) - 1
     number, aux = root(context, R_NUMBERS) + 16 * spare, root(context, R_AUX) + 32 * spare
     return event_row.read_number(root(context, R_SCRATCH), at, end, number, aux)
@@ -117,8 +119,18 @@ def put_number(context: int, words: int, at: int, operator: int, attribute: int)
 
 @part
 def array_header(context: int, at: int, end: int) -> tuple[int, int]:
-    """The count of an array in the scratch, and where its first item starts; -1 if there is none."""
-    return event_row.count_header(root(context, R_SCRATCH), at, end, 0x90, 0x9F, 0xDC)
+    """The count of an array in the scratch, and where its first item starts; -1 if there is none, or if there are fewer
+    bytes than items."""
+    count, first = event_row.count_header(root(context, R_SCRATCH), at, end, 0x90, 0x9F, 0xDC)
+    return (count, first) if count <= end - first else (-1, -1)
+
+
+@part
+def text_header(context: int, at: int, end: int) -> tuple[int, int]:
+    """Where a string in the scratch starts, and the number of its bytes; -1 if there is none, or if it is not UTF-8."""
+    data = root(context, R_SCRATCH)
+    start, length = event_row.string_header(data, at, end)
+    return (start, length) if start >= 0 and event_row.is_utf8(data, start, length) else (-1, -1)
 
 
 @kernel
@@ -165,7 +177,7 @@ def write_string_item(
     data = root(context, R_SCRATCH)
     if at < end and event_row.byte_at(data, at) == 0xC0:
         return at + 1, to
-    start, length = event_row.string_header(data, at, end)
+    start, length = text_header(context, at, end)
     if start < 0 or to + ITEM_WORDS_MAX > room:
         return BAD_FILTER if start < 0 else WORDS_FULL, to
     if length > 0 or empty_too:
@@ -202,7 +214,7 @@ def write_strings(context: int, at: int, end: int, words: int, room: int, to: in
 def write_listed_string(context: int, at: int, end: int, words: int, to: int, attribute: int, alone: bool) -> Any:
     """Reads a string of a list and writes it: as an item if it is the only one, otherwise as a value of an item."""
     data = root(context, R_SCRATCH)
-    start, length = event_row.string_header(data, at, end)
+    start, length = text_header(context, at, end)
     if start < 0:
         return BAD_FILTER, to
     code = intern_string(context + 8 * R_STRINGS, data, start, length)
@@ -295,8 +307,10 @@ def write_record(context: int, at: int, end: int, words: int, room: int, to: int
         return BAD_FILTER, to
     for _ in range(count):
         pair, at = array_header(context, at, end)
-        start, length = event_row.string_header(data, at, end)
-        if pair != 2 or start < 0:
+        if pair != 2:
+            return BAD_FILTER, to
+        start, length = text_header(context, at, end)
+        if start < 0:
             return BAD_FILTER, to
         if to + 4 * ITEM_WORDS_MAX > room:
             return WORDS_FULL, to

@@ -22,7 +22,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
-from shoal.errors import EventError, FilterError, FilterTooLargeError
+from shoal.errors import EventError, FilterError, FilterTooLargeError, IndexFullError
 from shoal.filters.index import event_row, matcher, record_format, segment_builder
 from shoal.filters.index import segment_layout as layout
 from shoal.filters.index.background import THREADS, Background
@@ -386,7 +386,7 @@ class SegmentStore:
         elif code == SCRATCH_FULL:
             self._workspace.grow_scratch(size)
         elif code == record_format.TOO_MANY_NAMES:
-            raise FilterTooLargeError(
+            raise IndexFullError(
                 f"the index holds {record_format.NAMES_MAX} attribute names, which is its limit",
                 do="insert the live filters into a new index; names of removed filters are kept",
             )

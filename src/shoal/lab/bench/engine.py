@@ -107,7 +107,8 @@ class Bench:
             del parts["engine"]  # it has nothing to do with it
         parts |= {"emitter": 1e6 * emitted.cpu_s / events, "reader": 1e6 * received.cpu_s / events}
         seconds = max(emitted.ended_at, received.ended_at) - emitted.began_at
-        percentiles = quantiles(received.latencies_us, n=100)
+        latencies_us = received.latencies_us
+        percentiles = quantiles(latencies_us, n=100) if len(latencies_us) > 1 else [0.0] * 99  # nothing may match
         return {
             "events": events,
             "deliveries": deliveries,
