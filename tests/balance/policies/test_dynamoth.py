@@ -177,9 +177,29 @@ class TestHighLoad:
         assert decide(situation, DEFAULT_SETTINGS).is_empty
 
     def test_the_target_is_never_the_new_maximum(self) -> None:
-        situation = on_servers([60.0, 35.0, 50.0], [0, 0, 1], (100.0, 100.0), pool=Pool(2, 2, 0, 100.0, 1.0, 1.0))
+        situation = on_servers([65.0, 35.0, 50.0], [0, 0, 1], (100.0, 100.0), pool=Pool(2, 2, 0, 100.0, 1.0, 1.0))
         placements = after(situation, DEFAULT_SETTINGS)
-        assert load_ratios(situation, placements).max() <= 0.85  # 35 moves; 60 would bring the other to 1.1
+        assert load_ratios(situation, placements).max() <= 0.85  # 35 moves; 65 would bring the other to 1.15
+
+    def test_a_channel_that_overloads_every_server_stays_though_measured_loads_vary(self) -> None:
+        """Each server is above the high ratio with it, and another one always happens to send less beside it."""
+        situation = on_servers([62.0], [0], pool=FIXED)
+        beside = np.array([22.0, 19.0, 21.0, 20.0])
+        for turn in range(4):
+            sent = load_ratios(situation, situation.placements) * 100.0 + np.roll(beside, turn)
+            measured = replace(situation, hosts=replace(situation.hosts, bytes_out=sent))
+            assert 0.8 < load_ratios(measured, measured.placements).max() < 0.85
+            assert decide(measured, DEFAULT_SETTINGS).is_empty
+
+    def test_nor_is_a_server_added_for_what_it_sends_beside_the_channel(self) -> None:
+        situation = on_servers([78.0], [0], residual=5.0)
+        assert decide(situation, DEFAULT_SETTINGS).is_empty
+
+    def test_the_last_resort_lowers_the_maximum_by_as_much_as_an_ordinary_relief(self) -> None:
+        pool = Pool(2, 2, 0, 100.0, 1.0, 1.0)
+        assert decide(on_servers([62.0, 30.0, 53.0], [0, 0, 1], (100.0, 100.0), pool=pool), DEFAULT_SETTINGS).is_empty
+        situation = on_servers([62.0, 30.0, 51.0], [0, 0, 1], (100.0, 100.0), pool=pool)
+        assert decide(situation, DEFAULT_SETTINGS).moves.tolist() == [1]  # 0.92 becomes 0.81
 
     def test_of_servers_of_two_sizes_the_one_with_room_is_found(self) -> None:
         """The small server has the lowest ratio, but it has no room for the channel."""

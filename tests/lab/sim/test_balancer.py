@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from tests.lab.sim.broken_rules import SEARCH_SEEDS_MAX, assert_noticed, kinds
 
-from shoal.lab.sim.scenarios.balancer import BalancerRun, run_seed
+from shoal.lab.sim.scenarios.balancer import STEADY_CHANNEL_RATIO, BalancerRun, run_seed
 from shoal.lab.sim.scenarios.balancer_corners import BREAKS, CORNERS, VARIANTS
+from shoal.lab.sim.scenarios.balancer_load import Load
 from shoal.leader.record_watch import RecordWatch
 
 pytestmark = pytest.mark.xdist_group("sim_balancer")
@@ -51,6 +52,27 @@ def test_a_seed_is_clean(seed: int) -> None:
     assert (verdict.lost, verdict.duplicated, verdict.reordered) == (0, 0, 0)
     assert verdict.deliveries > 0, "messages were delivered"
     assert outcome.exercised["window"] > 20, "load was measured"
+
+
+def test_steady_load_counts_the_subscriptions_of_clients_that_were_down_when_the_faults_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settled: list[dict[str, int]] = []
+    settle = Load.settle
+
+    def noted(load: Load, window_s: int, receivers: dict[str, int], channel_max: float, total_max: float) -> None:
+        settled.append(receivers)
+        settle(load, window_s, receivers, channel_max, total_max)
+
+    monkeypatch.setattr(Load, "settle", noted)
+    run = BalancerRun(268)
+    assert run.execute().verdict.violations == []
+    subs = [sub.text for app in run.apps for sub in app.subs]
+    receivers = {channel: subs.count(channel) + subs.count(run.pattern) for channel in run.channels}
+    assert sum(settled[0].values()) < sum(receivers.values()), "clients came back late"
+    for channel, (rate, size) in ((channel, run.load.of(channel)) for channel in run.channels):
+        sent = rate * len(run.load.publishers[channel]) * size * receivers[channel]
+        assert sent <= STEADY_CHANNEL_RATIO * run.mix.capacity_bytes_per_s
 
 
 def test_no_process_dies_in_a_peaceful_run_although_servers_come_and_go() -> None:

@@ -30,7 +30,6 @@ from shoal.balance.policies.decision_builder import (
     on_silent,
 )
 from shoal.balance.policies.dynamoth_channels import BAND, REPLICATION_WAIT_S, replace_lost, replicate, wanted
-from shoal.balance.policies.dynamoth_loops import GAIN_MIN
 from shoal.balance.policies.dynamoth_servers import Parts, empty_out, level, relieve
 from shoal.balance.policies.server_state import (
     addable,
@@ -116,7 +115,7 @@ def _high_load(situation: Situation, settings: BalanceSettings, parts: Parts, lo
     missing = _missing_servers(situation, settings, parts, loads)
     more = addable(situation) + pool.adding + int(draining(situation).sum())
     if not missing or not more or average <= settings.grow_ratio:
-        level(parts, loads, capacity, may_take, settings.high_ratio)
+        level(parts, loads, capacity, may_take, settings.high_ratio, _gain_min(settings))
         missing = _missing_servers(situation, settings, parts, loads) or _one_lowers(situation, settings, parts, loads)
     draining_hosts = np.flatnonzero(draining(situation)).astype(np.int32)
     keep = draining_hosts if missing or average > settings.low_ratio * (1 + BAND) else draining_hosts[:0]
@@ -143,6 +142,15 @@ def _missing_servers(situation: Situation, settings: BalanceSettings, parts: Par
     return math.ceil(float(excess.sum()) / room)
 
 
+def _gain_min(settings: BalanceSettings) -> float:
+    """Return the smallest reduction of the maximum of two servers that is worth a move of the last resort.
+
+    It is the same as in Algorithm 2, whose targets end below the safe ratio. Measured loads vary: if less were enough,
+    a channel that makes each server overloaded would follow these variations from server to server.
+    """
+    return settings.high_ratio - settings.safe_ratio
+
+
 def _one_lowers(situation: Situation, settings: BalanceSettings, parts: Parts, loads: Floats) -> int:
     """Return 1 if moving a channel from a server above the high ratio to a new server would leave the new server lower;
     else 0.
@@ -151,7 +159,7 @@ def _one_lowers(situation: Situation, settings: BalanceSettings, parts: Parts, l
     ratio = np.where(capacity > 0, ratios(loads, capacity), 0.0)
     if situation.pool.new_capacity <= 0:
         return 0
-    lower = parts.bytes_out / situation.pool.new_capacity <= ratio[parts.host] - GAIN_MIN
+    lower = parts.bytes_out / situation.pool.new_capacity <= ratio[parts.host] - _gain_min(settings)
     lower &= (ratio[parts.host] > settings.high_ratio) & (parts.bytes_out > 0)
     return int(lower.any())
 

@@ -7,15 +7,10 @@ docs/policies.md explains the loops of the paper that may not terminate.
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from shoal.balance.columns import Bools, Floats, Hosts32, Ints
 from shoal.wire.raw_bytes import kernel, part
-
-GAIN_MIN: Final = 0.01
-"""Smallest reduction of the maximum of two servers by a move of the last resort, as a load ratio."""
 
 
 @part
@@ -184,6 +179,7 @@ def level(
     capacity: Floats,
     targets: Bools,
     high: float,
+    gain: float,
 ) -> None:
     """Every iteration moves a channel that has not moved yet, or gives up a server, so the loop terminates."""
     is_done = np.zeros(len(loads), np.bool_)
@@ -203,7 +199,7 @@ def level(
                 if moved[rows[element]] or _holds(own, target):
                     continue
                 after = _ratio(loads[target] + bytes_out[element], capacity[target])
-                if after > _ratio(loads[busiest], capacity[busiest]) - GAIN_MIN:
+                if after > _ratio(loads[busiest], capacity[busiest]) - gain:
                     continue
                 # The busiest channel that leaves the target below its old server; if there is none, the smallest.
                 found = element

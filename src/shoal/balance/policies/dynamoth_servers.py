@@ -50,10 +50,12 @@ def relieve(parts: Parts, loads: Floats, capacity: Floats, targets: Bools, high:
     loops.relieve(*columns, loads, capacity, targets, high, safe)
 
 
-def level(parts: Parts, loads: Floats, capacity: Floats, targets: Bools, high: float) -> None:
-    """The last resort: parts leave servers above `high` for servers that end above the safe ratio, but lower."""
+def level(parts: Parts, loads: Floats, capacity: Floats, targets: Bools, high: float, gain: float) -> None:
+    """The last resort: parts leave servers above `high` for servers that end above the safe ratio, but lower than the
+    old server was, by at least `gain`.
+    """
     columns = parts.offsets, parts.rows, parts.host, parts.bytes_out, parts.order, parts.starts, parts.moved
-    loops.level(*columns, loads, capacity, targets, high)
+    loops.level(*columns, loads, capacity, targets, high, gain)
 
 
 def empty_out(

@@ -427,8 +427,12 @@ class BalancerRun(MovesRun):
         self.world.after(rng.choice((0.0, 1.0)) * rng.uniform(0.0, STRIKE_S), strike)
 
     def _last_move(self) -> None:
-        """Makes the load steady, at a level that the largest pool can carry."""
+        """Makes the load steady."""
         super()._last_move()
+        self._steady()
+
+    def _steady(self) -> None:
+        """Makes the load steady, at a level that the largest pool can carry with the subscriptions that there are."""
         subs = [sub.text for app in self.apps for sub in app.subs]
         receivers = {channel: subs.count(channel) + subs.count(self.pattern) for channel in self.channels}
         capacity = self.mix.capacity_bytes_per_s
@@ -439,6 +443,7 @@ class BalancerRun(MovesRun):
         """Checks that moves stop under steady load."""
         if not self.rests:
             return
+        self._steady()  # again: clients that were down when the faults ended have subscribed since
         world, watch, window_s = self.world, self.balance, self.settings.window_s
         began_at = world.now
         rest_s = SETTLE_WINDOWS[self.options.policy] * window_s
