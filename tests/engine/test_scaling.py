@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from random import Random
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -34,6 +34,8 @@ from shoal.engine.links import (
     ToMember,
 )
 from shoal.engine.matcher import Matcher
+from shoal.engine.measures import Meter
+from shoal.engine.member_shell import MemberShell
 from shoal.engine.messages import (
     LANES,
     Add,
@@ -59,9 +61,11 @@ from shoal.engine.messages import (
     unpack,
 )
 from shoal.engine.operators import Operators
+from shoal.engine.outbox import Wire
 from shoal.engine.subscription_table import owners
 from shoal.errors import FilterError
 from shoal.filters import encode_event, parse
+from shoal.filters.index.background import THREADS
 from shoal.limits import DEFAULT_LIMITS
 from shoal.rules import ALL_RULES, Rules
 
@@ -1035,3 +1039,28 @@ def _work_all(matcher: Matcher) -> set[int]:
             matcher.received(StateAck(1, 2, "b", message.chunk))
         matcher.out.clear()
     return sent
+
+
+def test_a_process_ignores_orders_that_are_older_than_those_it_has() -> None:
+    one, two, three = (Configuration(number, ("a",), ("a",), ("a",)) for number in (1, 2, 3))
+    steps = [
+        Orders(1, "a", 0, one),
+        Orders(1, "a", 0, one, stage=Stage.ROLL),
+        Orders(1, "a", 0, one, stage=Stage.SERVE),
+        Orders(1, "a", 0, one, two, stage=Stage.SERVE),
+        Orders(1, "a", 0, one, two, Step.PREPARE, Stage.SERVE),
+        Orders(1, "a", 0, two, stage=Stage.SERVE),  # given up: the old layers get the number
+        Orders(1, "a", 0, two, three, Step.SWITCH, Stage.SERVE),
+        Orders(1, "a", 0, three, stage=Stage.SERVE),
+        Orders(2, "a", 1, one),
+    ]
+    shell = MemberShell("main", "a", cast(Wire, None), LIMITS, ALL_RULES, float, Meter(float), THREADS)
+    for number, orders in enumerate(steps):
+        shell.order(orders)
+        assert shell._orders is orders
+        for earlier in steps[:number]:
+            shell.order(earlier)
+        assert shell._orders is orders
+    again = structs_replace(steps[-1], leases={"a": (1.0, 2.0)})
+    shell.order(again)
+    assert shell._orders is again, "the same orders with newer leases"

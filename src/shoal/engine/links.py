@@ -271,6 +271,12 @@ class Orders(msgspec.Struct, frozen=True, array_like=True):
     leases: dict[str, tuple[float, float]] = {}
     """By process: a stamp that it has sent, and for how many seconds after it the instance holds its lease."""
 
+    @property
+    def newness(self) -> tuple[int, ...]:
+        """Newer orders have a larger one, or the same with newer leases."""
+        following = 0 if self.next is None else self.next.number
+        return self.instance, self.configuration.number, self.stage, following, self.step or 0
+
 
 _T = TypeVar("_T")
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -95,8 +95,9 @@ class MemberShell:
         self._awake = asyncio.Event()
 
     def order(self, orders: Orders) -> None:
-        """Orders of the head. Those of an earlier instance are ignored."""
-        if self._orders is None or orders.instance >= self._orders.instance:
+        """Orders of the head. Older ones are ignored: a head in the same process also orders directly, and what it has
+        published before arrives later."""
+        if self._orders is None or orders.newness >= self._orders.newness:
             self._orders = orders
             self._ordered.set()
 

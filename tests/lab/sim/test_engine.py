@@ -9,7 +9,7 @@ import pytest
 from tests.lab.sim.broken_rules import assert_noticed
 
 from shoal.lab.sim.scenario import Outcome, Variant
-from shoal.lab.sim.scenarios.engine import CORNERS, VARIANTS, run_seed
+from shoal.lab.sim.scenarios.engine import CORNERS, VARIANTS, EngineRun, run_seed
 
 pytestmark = pytest.mark.xdist_group("sim_engine")
 SHORT: Final[Variant] = {"liveness_s_max": 40.0}
@@ -71,6 +71,14 @@ def test_a_matcher_that_is_slow_to_hear_the_end_of_a_change_does_not_stop_the_en
     outcome = run_healthy(3)
     assert outcome.verdict.violations == []
     assert outcome.exercised["access point removed"]
+
+
+def test_late_orders_of_a_head_do_not_bring_back_the_operators_of_its_process() -> None:
+    """A head ordered its own process to leave, heard its earlier orders afterwards, and began again with them: the next
+    change made it an access point that never said Taken. The run settled at t=152."""
+    run = EngineRun(3)
+    assert run.execute().verdict.violations == []
+    assert run.world.now < 40
 
 
 def test_readers_get_no_gap_if_only_processes_of_the_engine_die() -> None:
