@@ -27,6 +27,12 @@ def test_regressions_hold() -> None:
         assert {*outcome.exercised} & {*CORNERS.values()}
 
 
+def test_what_a_store_brings_back_of_a_dropped_queue_holds() -> None:
+    """A queue is dropped while its store runs without its directory: its clients are sent away when that is back (951),
+    and put nothing into it."""
+    assert run_seed(951).verdict.violations == []
+
+
 def test_the_same_seed_gives_the_same_digest() -> None:
     assert run_seed(0).digest == run_seed(0).digest
 
