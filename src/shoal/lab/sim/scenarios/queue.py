@@ -58,6 +58,7 @@ from shoal.lab.sim.scenarios.queue_moves import (
     counting_store,
     counts,
     merged,
+    state_of,
     version_of,
 )
 from shoal.lab.sim.scenarios.queue_witness import Witness
@@ -785,11 +786,15 @@ class QueueRun(Scenario):
 
     @property
     def _relics(self) -> list[str]:
-        """Stores that have a queue that was dropped: they were away then, and their agents are not there yet."""
+        """Stores that have a queue that was dropped. A store that was away then shuts it as soon as its agent is there,
+        and keeps it until the next queue of the name comes to it."""
         entry, found = self.operator.entry, []
         for name in self.stores:
             version = version_of(self.values(name), self.prefix)
-            if entry is not None and not entry.inherits and version not in (0, entry.version):
+            if entry is None or entry.inherits or version in (0, entry.version):
+                continue
+            states = {state_of(self.values(name), self.prefix, shard) for shard in range(len(entry.places))}
+            if not self.loses_store or states != {b"x"}:
                 found.append(name)
         return found
 
