@@ -8,7 +8,13 @@ from shoal.coordination.interface import Versioned
 from shoal.limits import Limits
 from shoal.plan.conductor import Conductor, ConductorView, DropEntry, DropRequest, PutEntry
 from shoal.plan.queue_entry import QueueEntry
-from shoal.plan.queue_report import QueueReport, QueueStatus, decode_queue_report, encode_queue_report
+from shoal.plan.queue_report import (
+    QueueReport,
+    QueueStatus,
+    decode_queue_report,
+    encode_queue_report,
+    holds_another,
+)
 from shoal.plan.queue_request import (
     ConfigureQueue,
     CreateQueue,
@@ -124,6 +130,28 @@ def test_the_request_stays_until_the_store_reports_that_the_queue_is_there() -> 
     leader.reporting = True
     leader.turn()
     assert not leader.requests
+
+
+def test_the_request_ends_with_the_reason_if_the_store_holds_an_older_version_which_a_drop_deletes() -> None:
+    """It waited for ever, and `shoal queue drop` was refused meanwhile."""
+    leader = Leader("q1")
+    leader.reporting = False
+    leader.ask(create(b"orders"))
+    version = leader.plain[b"orders"].version
+    for planned, ended in ((version - 1, False), (version, True)):
+        status = QueueStatus(0, holds_another(planned - 1, planned))
+        leader.reports = {"q1": QueueReport("q1", {b"orders": status})}
+        leader.turn()
+        assert (b"orders" in leader.refused) == ended, "the trouble of an earlier entry says nothing"
+    assert "store q1 holds an older version" in leader.refused[b"orders"]
+    others = (ConfigureQueue(b"orders", SETTINGS, "r"), MoveShards(b"orders", {0: "q1"}, "r"))
+    for request in others:
+        leader.refused.clear()
+        leader.ask(request)
+        assert "store q1 holds an older version" in leader.refused[b"orders"]
+    leader.reporting = True
+    leader.ask(DropQueue(b"orders", "r"))
+    assert not leader.plain
 
 
 def test_without_a_store_the_request_waits() -> None:

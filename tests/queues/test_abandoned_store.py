@@ -1,4 +1,5 @@
-"""A store whose shards were abandoned comes back: clients that knew it look at the plan before they use it again."""
+"""A store whose shards were abandoned, or whose queue was dropped, comes back: clients that knew it look at the plan
+before they use it again."""
 
 from __future__ import annotations
 
@@ -40,11 +41,13 @@ class Plan:
     def __init__(self, first: RedisServer, second: RedisServer) -> None:
         self.stores = [ServerAddress(f"q{n}", one.host, one.port) for n, one in enumerate((first, second), 1)]
         self.entry = QueueEntry(NAME.encode(), 1, 1, SETTINGS, (self.stores[0],), (0, 0))
-        self.away = False
+        self.away = self.dropped = False
 
     async def find(self, name: str) -> QueueEntry:
         if self.away:
             raise QueueUnavailableError("the coordinator does not answer", do="wait")
+        if self.dropped:
+            raise QueueNotFoundError(f"there is no queue {name}", do="create it")
         return self.entry
 
     def queue(self) -> Queue:
@@ -98,6 +101,21 @@ async def test_a_put_of_a_client_with_the_old_entry_is_not_stranded_on_the_aband
             assert [message.payload for message in await old.peek("k")] == [b"before"]
             await old.aclose()
             await new.aclose()
+
+
+async def test_a_put_is_not_stranded_on_a_store_that_still_has_a_dropped_queue() -> None:
+    """The queue was dropped while its store was started without its directory, which is back now."""
+    with store_server() as first, store_server() as second:
+        plan = Plan(first, second)
+        async with one_message_on_the_first_store(plan) as client:
+            plan.dropped = True
+            await restart(first)
+            with pytest.raises(QueueNotFoundError):
+                await client.put(b"after", key="k")
+            with pytest.raises(QueueNotFoundError):
+                await client.put(b"again", key="k")
+            plan.dropped = False
+            assert [message.payload for message in await client.peek("k")] == [b"before"]
 
 
 async def test_a_store_that_comes_back_is_used_although_the_plan_cannot_be_read() -> None:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from shoal.errors import ForgedEntryError
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_mover import begin
 from shoal.plan.queue_report import QueueReport, QueueStatus
 from shoal.plan.queue_settings import QueueSettings
 from shoal.plan.ring import ServerAddress
@@ -298,11 +299,50 @@ def test_a_queue_of_another_version_is_not_touched() -> None:
     store = Store()
     store.give(entry_of(version=5))
     kept = dict(store.keys)
-    for entry in (entry_of(version=8), entry_of(version=8, dropped=True, revision=9)):
+    for entry in (entry_of(version=8), entry_of(version=3), entry_of(version=3, dropped=True, revision=4)):
         store.start()
         store.give(entry)
         assert "version 5" in store.status().trouble
+        assert ("drop the queue" in store.status().trouble) == (entry.version == 8)
         assert store.keys == kept
+
+
+def test_a_drop_deletes_an_older_version_that_a_store_has_still() -> None:
+    """The queue was dropped and created again while its store was started without its directory, which is back now. No
+    request for the queue ended any more (`shoal sim queue`)."""
+    store = Store()
+    store.give(entry_of(version=5))
+    store.start()
+    store.give(entry_of(version=8))
+    store.done()
+    gone = entry_of(version=8, dropped=True, revision=9)
+    store.give(gone)
+    assert store.done() == ["drop", "unshare"]
+    assert store.keys == {}
+    assert store.status() == QueueStatus(gone.newness)
+
+
+def test_an_older_version_on_a_store_that_has_no_part_of_the_queue_is_shut_and_makes_room_when_it_has() -> None:
+    """The shards of the store were abandoned, and the queue was dropped and created again, before the store came back.
+    It stayed open for clients with the old entry, and could take no shard of the queue any more (`shoal sim queue`)."""
+    store = Store()
+    store.give(entry_of(version=5))
+    store.done()
+    store.start()
+    store.give(entry_of(version=8, store="q2"))
+    assert store.commands == [*LOADS, "shut", *OPENS]
+    store.done()
+    conf = b"5 2 1000 1000 1000 3 1000 1000 1000 5000 0 1 xx"
+    store.keys[PREFIX + b"conf"] = conf
+    store.start()
+    store.give(entry_of(version=8, store="q2"))
+    assert store.done() == []
+    assert store.keys[PREFIX + b"conf"] == conf, "what was abandoned stays until the queue comes to the store"
+    moving = begin(entry_of(version=8, store="q2"), {1: ServerAddress("q1", "h", 1)})
+    assert moving is not None
+    store.give(moving)
+    assert store.done() == ["drop", "share"], "the mover makes the queue"
+    assert store.status() == QueueStatus(moving.newness)
 
 
 def test_what_the_store_refuses_is_reported_and_repeated() -> None:

@@ -18,6 +18,21 @@ LOST: Final = "the store has lost the queue"
 """The trouble of a queue that was on a store and is not there any more."""
 
 
+def holds_another(held: int, planned: int) -> str:
+    """The trouble of a queue on a store that holds another version. An older one was dropped while the store was away,
+    or ran without its directory."""
+    way_out = _WAY_OUT if held < planned else ""
+    return f"the store holds version {held} of the queue, the plan says {planned}{way_out}"
+
+
+def holds_older(trouble: str, planned: int) -> bool:
+    """Whether this is the trouble of a queue on a store that holds an older version."""
+    return trouble.endswith(f" {planned}{_WAY_OUT}")
+
+
+_WAY_OUT: Final = ": drop the queue, which deletes both, and create it again"
+
+
 class QueueStatus(msgspec.Struct, frozen=True, array_like=True):
     """One queue on a store."""
 

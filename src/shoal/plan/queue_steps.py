@@ -25,7 +25,7 @@ from shoal.plan.conductor import Around, Case, Step
 from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry, ShardPhase
 from shoal.plan.queue_mover import abandon, begin, next_step
-from shoal.plan.queue_report import QueueReport, decode_queue_report
+from shoal.plan.queue_report import QueueReport, decode_queue_report, holds_older
 from shoal.plan.queue_request import (
     AbandonShards,
     ConfigureQueue,
@@ -97,7 +97,7 @@ class QueueSteps:
 
     def _create(self, request: CreateQueue, case: QueueCase | None, around: QueueAround) -> Step[QueueEntry]:
         if case is not None:
-            return Step(dropped="" if not case.entry.dropped and in_force(case) else None)
+            return Step() if case.entry.dropped else _carried_out(case)
         if len(around.entries) >= self._queues_max:
             return Step(dropped=f"the cluster has {self._queues_max} queues, which is the limit (queues_max)")
         store = least_used(around)
@@ -122,7 +122,7 @@ class QueueSteps:
             return Step(dropped=f"the queue has {entry.settings.shards} shards, which cannot be changed")
         if request.settings != entry.settings:
             return Step(replace(entry, settings=request.settings, revision=entry.revision + 1))
-        return Step(dropped="" if in_force(case) else None)
+        return _carried_out(case)
 
     def _move(self, request: MoveShards, case: QueueCase | None, around: QueueAround) -> Step[QueueEntry]:
         """Shards that are moving already are waited for. A request ends when its shards are where it wants them, or
@@ -143,7 +143,7 @@ class QueueSteps:
             return Step(dropped=str(error))
         if moving is not None:
             return Step(moving)
-        return Step(dropped="" if in_force(case) else None)
+        return _carried_out(case)
 
     def _abandon(self, request: AbandonShards, case: QueueCase | None, around: QueueAround) -> Step[QueueEntry]:
         """A move is waited for: it ends, or is given up. Only a move that has switched to a store that is gone cannot
@@ -177,6 +177,18 @@ def in_force(case: QueueCase, among: Container[str] | None = None) -> bool:
         for store in entry.stores
         if among is None or store.id in among
     )
+
+
+def _carried_out(case: QueueCase) -> Step[QueueEntry]:
+    """Ends a request whose entry is in force. It also ends if a store holds an older version of the queue: only a drop
+    helps then, which is refused while another request waits."""
+    entry = case.entry
+    for store in entry.stores:
+        report = case.reports.get(store.id)
+        status = report.queues.get(entry.unit) if report is not None else None
+        if status is not None and holds_older(status.trouble, entry.version):
+            return Step(dropped=f"store {store.id} holds an older version of it: drop the queue, which deletes both")
+    return Step(dropped="" if in_force(case) else None)
 
 
 def least_used(around: QueueAround, without: Container[str] = ()) -> ServerAddress | None:

@@ -498,9 +498,19 @@ class Queue:
             await asyncio.sleep(self._refresh_delay_s)
             self._refresh_delay_s = min(2 * self._refresh_delay_s, self._limits.queue_moving_retry_s_max)
             self._refreshed_at = loop.time()
-            with contextlib.suppress(ShoalError):
-                self._take_entry(await self._context.find(self.name))
+            await self._read_entry()
             self._release_held(loop.time())
+
+    async def _read_entry(self) -> None:
+        """Read the entry, and use it if it is newer. If the queue was dropped, the known one ends: a store may have the
+        queue still, and nobody would take what is put there. Without the coordinator the known entry counts."""
+        try:
+            self._take_entry(await self._context.find(self.name))
+        except QueueNotFoundError as error:
+            if self._entry is not None:
+                self._forget_places(error)
+        except ShoalError:
+            pass
 
     def _take_entry(self, entry: QueueEntry) -> None:
         """Use a newer entry."""
@@ -567,8 +577,7 @@ class Queue:
         whether the path is still used."""
         path = self._paths.get(store)
         if RETURN_CHECK in self._context.rules:
-            with contextlib.suppress(ShoalError):
-                self._take_entry(await self._context.find(self.name))
+            await self._read_entry()
         return path is not None and self._paths.get(store) is path
 
     async def _open(self, create: bool = False) -> QueueEntry:

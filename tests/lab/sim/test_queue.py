@@ -27,6 +27,19 @@ def test_regressions_hold() -> None:
         assert {*outcome.exercised} & {*CORNERS.values()}
 
 
+def test_what_a_store_brings_back_of_a_dropped_queue_holds() -> None:
+    """A queue is dropped while its store is away, or runs without its directory: its clients are sent away when that
+    is back (951, 850). The shards of the store were abandoned before (255, 499). Its agent comes late (391). The next
+    queue of the name is placed on the store (26), and a shard is to move there already (74)."""
+    for seed in (951, 850, 255, 499, 391):
+        assert run_seed(seed).verdict.violations == [], seed
+    variant = {**VARIANTS["return_check"], "recoveries": 1.0, "operators": 1.0, "fixed_actions": ("drop",)}
+    for seed in (26, 74):
+        outcome = run_seed(seed, variant=variant)
+        assert outcome.verdict.violations == [], seed
+        assert outcome.exercised["dropped with an older one"]
+
+
 def test_the_same_seed_gives_the_same_digest() -> None:
     assert run_seed(0).digest == run_seed(0).digest
 

@@ -8,8 +8,8 @@ Owns the steps of each queue and the report about them. Entries and the store's 
     read --as it should be--> in force
     read --an older version, of which this store continues shards--> renew --> share
     read --an older version that was dropped, of which only copies or nothing is here--> delete, page by page --> create
-    read --an older version that was abandoned--> shut: clients are sent away; the messages stay until the queue comes
-                                                  back to this store, under its new version
+    read --an older version that was abandoned, or dropped while the store was away--> shut: clients are sent away; the
+                                                  messages stay until the queue comes to this store, as a new version
     read --dropped, there--> delete, page by page --> unshare --> in force
 
 Then a mover (`shoal.queues.shard_mover`) brings the shards to the state that the entry wants: `ships` has the queues
@@ -22,9 +22,9 @@ store. Until then clients of a store that was away get nothing done there. Other
 shards were abandoned would go on with messages that are given up.
 
 A queue that was in force is never created again: if its store comes back without it, acknowledged messages are lost.
-The core reports that instead of hiding it behind an empty queue. Nor does it touch a queue of another version than the
-plan's: an operator decides about its messages. A queue that was dropped, and of which only copies of moved shards or
-nothing is left, is deleted.
+The core reports that instead of hiding it behind an empty queue. Nor does it make a queue in the place of another
+version: an operator decides about its messages, and a drop of the queue deletes them. A queue that was dropped, and of
+which only copies of moved shards or nothing is left, is deleted.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import msgspec
 from shoal.logs import get_log
 from shoal.plan.queue_entry import REVISION_BITS, QueueEntry
 from shoal.plan.queue_mover import first_states, renewed_states, settings_at, wanted_states
-from shoal.plan.queue_report import LOST, QueueReport, QueueStatus
+from shoal.plan.queue_report import LOST, QueueReport, QueueStatus, holds_another
 from shoal.plan.signature import Verifier
 from shoal.queues.message_format import KEY_PREFIX
 from shoal.queues.queue_state import unpack_state
@@ -378,19 +378,19 @@ class StoreAgentCore:
         if words is None and not queue.named:
             return Step.DONE if copy is None else Step.UNSHARE
         if words is not None and conf is not None and words[0] != entry.version:
-            dropped = not entry.inherits and words[0] < entry.version
+            older = words[0] < entry.version
+            dropped = older and not entry.inherits
             if _is_tombstone(conf) or (queue.named and _is_shut(conf)):
                 return Step.DELETE
-            if dropped and (_has_no_open(conf) or _is_unused(state)):
+            if dropped and (_has_no_open(conf) or _is_unused(state) or (queue.named and entry.dropped)):
                 return Step.DELETE
-            if entry.inherits and words[0] < entry.version:
+            if older and (entry.inherits or not queue.named):
                 queue.is_here = queue.named
-                if entry.inherits <= words[0] and self.store in entry.heirs:
+                if 0 < entry.inherits <= words[0] and self.store in entry.heirs:
                     return Step.RENEW
                 return Step.DONE if _is_shut(conf) else Step.SHUT
             if queue.named:
-                why = f"the store holds version {words[0]} of the queue, the plan says {entry.version}"
-                self._trouble(queue, why, now)
+                self._trouble(queue, holds_another(words[0], entry.version), now)
                 return Step.READ
             queue.is_here = False
             return Step.DONE
@@ -434,7 +434,7 @@ def _is_shut(conf: bytes) -> bool:
 def _has_no_open(conf: bytes) -> bool:
     """Whether a queue has only copies of shards on the store: they were moved, or given up, and not deleted yet."""
     letters = conf.split()[CONF_WORDS:]
-    return bool(letters) and b"o" not in letters[0]
+    return bool(letters) and not {*letters[0]} & {*b"ox"}
 
 
 def _is_unused(state: bytes | None) -> bool:

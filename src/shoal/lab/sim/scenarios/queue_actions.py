@@ -23,7 +23,10 @@ from shoal.lab.sim.history import number_in
 from shoal.lab.sim.scenarios.queue_history import StoredQueue
 from shoal.lab.sim.scenarios.queue_witness import Witness
 from shoal.lab.sim.world.process import Process
+from shoal.plan.keys import report_key
+from shoal.plan.kinds import QUEUE
 from shoal.plan.queue_entry import QueueEntry
+from shoal.plan.queue_report import decode_queue_report, holds_older
 from shoal.plan.queue_request import ConfigureQueue, CreateQueue, DropQueue, QueueRequest
 from shoal.plan.queue_settings import QueueSettings
 from shoal.queues.queue import DeadLetter, Queue
@@ -199,7 +202,20 @@ class Operator:
     # Requests to the leader
 
     async def _request(self, request: QueueRequest) -> None:
-        """Asks the leader, and waits until the request has ended."""
+        """Asks the leader, and waits until the request has ended. A queue that cannot be in force because a store holds
+        an older one is dropped and created again, as the store's report says."""
+        await self._answered()
+        await self._drop_older()
+        await self._ask(request)
+        await self._drop_older()
+
+    async def _drop_older(self) -> None:
+        while self._meets_older:
+            self._run.exercised["dropped with an older one"] += 1
+            await self._ask(DropQueue(self._run.unit, ""))
+            await self._ask(CreateQueue(self._run.unit, self._some_settings(), ""))
+
+    async def _ask(self, request: QueueRequest) -> None:
         await self._answered()
         self._requests += 1
         self._run.operator.request(msgspec.structs.replace(request, id=f"a{self._requests}"))
@@ -208,6 +224,18 @@ class Operator:
     async def _answered(self) -> None:
         while self._run.operator.asked:  # noqa: ASYNC110 - the leader is another process
             await asyncio.sleep(AGAIN_S)
+
+    @property
+    def _meets_older(self) -> bool:
+        entry = self._run.operator.entry
+        if entry is None or entry.dropped:
+            return False
+        for store in self._run.stores:
+            stored = self._run.coordinator.store.get(report_key(store, QUEUE))
+            status = decode_queue_report(stored.value).queues.get(self._run.unit) if stored is not None else None
+            if status is not None and holds_older(status.trouble, entry.version):
+                return True
+        return False
 
     async def _configure(self, queue: Queue) -> None:
         run, before = self._run, self._run.operator.entry

@@ -112,6 +112,8 @@ class MoveOperator:
         """Whether the shards of a store are abandoned when it is back, and whether it is away because it is cut off."""
         self._anchored = False
         """Whether each store has a shard that stays there; only in runs in which consumers are stunned."""
+        self._directories: dict[str, Values] = {}
+        """Of stores that are gone, until they are started from them."""
         self._stunned_until = 0.0
         """When a consumer that was stunned hears of everything again."""
         self._watch_entry()
@@ -230,7 +232,7 @@ class MoveOperator:
             return
         node.crash()
         agent.crash()
-        directory = deepcopy(run.values(store))
+        directory = self._directories[store] = deepcopy(run.values(store))
         at = run.world.now + rng.uniform(*GONE_S)
         if has_shards and rng.random() < 0.5:
             run.world.at(at, self._start_from, store, {})
@@ -242,8 +244,13 @@ class MoveOperator:
         run.exercised["recovered"] += 1
 
     def _start_from(self, store: str, directory: Values) -> None:
-        """A store starts with these keys."""
+        """A store starts with these keys. It keeps those that it has if the queue was dropped meanwhile, and is there
+        again: an operator does not start it from the directory of before then."""
         run, node = self._run, self._run.network.nodes[store]
+        if directory:
+            self._directories.pop(store, None)
+            if node.up and version_of(run.values(store), run.prefix) > version_of(directory, run.prefix):
+                return
         if node.up:  # it had nothing
             if any(StoredQueue(run.values(store), run.prefix).bodies()):
                 run.violated("split", f"{store} has taken messages at t={run.world.now:.3f}, without its directory")
@@ -308,10 +315,20 @@ class MoveOperator:
                     self._written(stored.value)
                 else:
                     self.entry = None
-                    self._run.history.dropped(self._run.world.now)
+                    self._dropped()
             tell_watchers(name)
 
         store.on_change = changed
+
+    def _dropped(self) -> None:
+        """There is no queue any more. What is in the directory of a store that is gone, or was started without it, is
+        given up with it, as far as producers know that it is there."""
+        history, prefix = self._run.history, self._run.prefix
+        history.dropped(self._run.world.now)
+        for directory in self._directories.values():
+            stored = StoredQueue(directory, prefix)
+            numbers = [*stored.numbers(), *stored.dead()]
+            history.remove(number for number in numbers if history.puts[number].answered_at is not None)
 
     def _written(self, data: bytes) -> None:
         run, before = self._run, self.entry
@@ -464,6 +481,12 @@ def counts(entry: QueueEntry, store: str, values: Values, prefix: bytes) -> bool
     return version == entry.version or inherits
 
 
+def version_of(values: Values, prefix: bytes) -> int:
+    """The version of the queue on a store; 0 if it is not there."""
+    conf = values.get(prefix + b"conf")
+    return int(conf.split()[0]) if isinstance(conf, bytes) else 0
+
+
 def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     """The state of a shard on a store; empty if the queue is not there."""
     conf: Value | None = values.get(prefix + b"conf")
@@ -473,4 +496,4 @@ def state_of(values: Values, prefix: bytes, shard: int) -> bytes:
     return b"o" if len(words) == 12 else words[12][shard : shard + 1]
 
 
-__all__ = ["MOVE_CORNERS", "MoveOperator", "counting_store", "counts", "merged", "state_of"]
+__all__ = ["MOVE_CORNERS", "MoveOperator", "counting_store", "counts", "merged", "state_of", "version_of"]
