@@ -40,7 +40,7 @@ class FilterArena:
         self._start, self._length = widened(self._start, size), widened(self._length, size)
 
     def narrow(self, size: int) -> None:
-        """All ids are below `size`: what is above is given back, and so are the holes."""
+        """Frees the memory of ids from `size` on, and that of holes."""
         self._start, self._length = self._start[:size].copy(), self._length[:size].copy()
         self._pack()
 

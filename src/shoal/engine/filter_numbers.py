@@ -65,7 +65,7 @@ class FilterNumbers:
         self._first = widened(self._first, seats)
 
     def narrow(self, size: int) -> None:
-        """All ids are below `size`: what is above is given back."""
+        """Frees the memory of ids from `size` on."""
         self.names = self.names[:size].copy()
         self._before, self._after = self._before[:size].copy(), self._after[:size].copy()
         slots = np.zeros(max(_SLOTS_FIRST, int(_GROWTH * self._count)), np.uint32)

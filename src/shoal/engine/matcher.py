@@ -195,7 +195,7 @@ class Matcher:
         said += self._apply(together)
         if self._speaks:
             self._speak(batch, [], said)
-        elif any(isinstance(item, NoRoom) for _, item in said):  # its present matcher refuses what is no filter
+        elif any(isinstance(item, NoRoom) for _, item in said):  # its present matcher refuses invalid filters
             self.failed = "a filter that the next configuration gives to this matcher does not fit"
 
     def _apply(self, changes: dict[int, Change]) -> list[tuple[int, FromEngine]]:

@@ -34,7 +34,7 @@ SETTLED_AT_ONCE: Final = 10_000
 PARTS_FEW: Final = 4
 """Parts of the index that are not worth waiting for: while filters come and go there may always be more than one."""
 FREE_SHARE_MAX: Final = 0.4
-"""If more of the ids of a large table are free, the filters with the highest ids get lower ones."""
+"""If a larger share of the ids of a large table is free, the table is packed."""
 PARTS_WORTH_A_FILTER: Final = 8
 """An event that is matched in so many more parts of the index than one costs about as much as a filter in a merge."""
 
@@ -271,8 +271,8 @@ class SubscriptionTable:
         return self._is_packing or (is_large and self._free_count > FREE_SHARE_MAX * self._size)
 
     def pack(self) -> None:
-        """Gives lower ids to some filters with the highest ones. When all ids are in use, the columns become as short
-        as they can be. The index drops what has ended by itself, when that is more than half of a segment."""
+        """Moves some filters with the highest ids to lower free ids. When no id is free any more, the columns shrink.
+        The index drops ended filters by itself, when they are more than half of a segment."""
         if not self._is_packing:
             self._is_packing = True
             self._free[: self._free_count][::-1].sort()  # the lowest ids are used first

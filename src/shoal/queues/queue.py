@@ -502,8 +502,8 @@ class Queue:
             self._release_held(loop.time())
 
     async def _read_entry(self) -> None:
-        """Read the entry, and use it if it is newer. If the queue was dropped, the known one ends: a store may have the
-        queue still, and nobody would take what is put there. Without the coordinator the known entry counts."""
+        """Read the entry, and use it if it is newer. If the queue was dropped, the known one ends: a store may still
+        have the queue, but messages in it would never be taken. Without the coordinator the known entry counts."""
         try:
             self._take_entry(await self._context.find(self.name))
         except QueueNotFoundError as error:
