@@ -81,5 +81,5 @@ def test_holes_in_the_heap_go_back_after_a_merge() -> None:
         done = subprocess.run([sys.executable, "-c", HOLES, *words], capture_output=True, text=True, check=True)
         return int(done.stdout)
 
-    assert given_back() == 0
+    assert abs(given_back()) < 5, "the counters themselves take some pages"
     assert given_back("merge") > 40

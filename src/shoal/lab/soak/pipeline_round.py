@@ -27,6 +27,7 @@ import msgspec
 from shoal.cluster.acl import ADMIN, PIPELINE
 from shoal.cluster.cluster_timeouts import Timing
 from shoal.cluster.local import LocalCluster
+from shoal.errors import CoordinatorUnavailableError
 from shoal.history.recording_switch import switch_recording
 from shoal.lab.harness import LoadError, LoadProcess, Stop
 from shoal.lab.soak.move_requests import COORDINATOR_S_MAX, MoveRequester
@@ -62,6 +63,7 @@ BATCHES_BETWEEN: Final = 4
 MOVES_PER_S: Final = 0.5
 BEHIND_MAX: Final = 2_000
 """A server is killed when no job is further behind than this number of entries: what they have not read is lost."""
+JOIN_S_MAX: Final = 30.0
 CATCH_UP_S_MAX: Final = 120.0
 """How long the jobs may take for that. Then the server is killed all the same."""
 STEP_S_MAX: Final = 600.0
@@ -226,11 +228,22 @@ class PipelineRound:
         url = self._cluster.url_for(PIPELINE)
         process.send(StartJobs(url=url, directory=directory, window_s=WINDOW_S, watermark_s=WATERMARK_S))
 
+    async def _add_server(self) -> None:
+        """Adds a server. On a busy machine the coordinator may not answer in time: the soak tries again."""
+        give_up = time.monotonic() + JOIN_S_MAX
+        while True:
+            try:
+                await self._cluster.add_server()
+                return
+            except CoordinatorUnavailableError:
+                if time.monotonic() >= give_up:
+                    raise
+
     async def _inject_faults(self) -> None:
         """Injects the faults; returns when the load has lasted long enough."""
         cluster = self._cluster
         self._phase = "a server joins"
-        await cluster.add_server()
+        await self._add_server()
         self._outcome.exercised["server joined"] += 1
         await self._work()
         if self._options.kill_driver:
