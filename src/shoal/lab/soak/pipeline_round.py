@@ -64,6 +64,7 @@ MOVES_PER_S: Final = 0.5
 BEHIND_MAX: Final = 2_000
 """A server is killed when no job is further behind than this number of entries: what they have not read is lost."""
 JOIN_S_MAX: Final = 30.0
+"""How long the soak tries to add a server."""
 CATCH_UP_S_MAX: Final = 120.0
 """How long the jobs may take for that. Then the server is killed all the same."""
 STEP_S_MAX: Final = 600.0
