@@ -101,7 +101,7 @@ class Buried(NamedTuple):
 
 def decode_dead_letter(fields: Sequence[bytes]) -> Buried:
     """A dead letter from the fields of its stream entry; ProtocolError if no script has written them: every client of a
-    store can add entries."""
+    store can add entries. If the store's clock was before 1970, the time is 0."""
     try:
         named = dict(zip(fields[::2], fields[1::2], strict=True))
         found = Buried(
@@ -109,11 +109,11 @@ def decode_dead_letter(fields: Sequence[bytes]) -> Buried:
             named[b"body"],
             named[b"reason"].decode(errors="replace"),
             int(named[b"attempts"]),
-            int(named[b"at"]),
+            max(int(named[b"at"]), 0),
         )
     except (KeyError, ValueError) as error:
         raise ProtocolError("a dead letter cannot be read") from error
-    if not 0 <= found.attempts <= 10**DIGITS_MAX or not 0 <= found.at_ms <= TIME_US_MAX // 1000:
+    if not 0 <= found.attempts <= 10**DIGITS_MAX or found.at_ms > TIME_US_MAX // 1000:
         raise ProtocolError("a dead letter cannot be read (impossible numbers)")
     return found
 

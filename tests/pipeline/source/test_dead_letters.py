@@ -135,12 +135,12 @@ async def test_a_damaged_letter_is_a_row_that_says_so(store: RedisServer) -> Non
             connection.xadd("__shoal:q:broken:dead", {"key": "eu", "body": "?"})
             letter = {"key": "eu", "reason": "r", "attempts": "1", "at": "1", "body": "?"}
             stored = msgspec.msgpack.encode((b"1", b"", 1, b"p", b"x"))
-            for field, value in (("at", "9" * 17), ("at", "-1"), ("attempts", "9" * 30)):
+            for field, value in (("at", "9" * 17), ("attempts", "9" * 30)):
                 connection.xadd("__shoal:q:broken:dead", {**letter, "body": stored, field: value})
             late = msgspec.msgpack.encode((b"1", b"", 2**64 - 1, b"p", b"x"))
             connection.xadd("__shoal:q:broken:dead", {**letter, "body": late})
         rows = read(store, queue="broken")
-        assert [(row["reason"], row["payload"]) for row in rows] == [(UNREADABLE, None)] * 5
+        assert [(row["reason"], row["payload"]) for row in rows] == [(UNREADABLE, None)] * 4
 
 
 async def test_dead_letters_of_another_type_hide_no_other_queue(store: RedisServer) -> None:
