@@ -170,21 +170,21 @@ class EngineBed:
 
 
 async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable[[str], None]) -> LoadResult:
-    """Measures a load with all numbers of filters."""
+    """Measures a load with all numbers of filters. Each number has a cluster of its own, so that its figures, memory
+    above all, do not depend on what was measured before."""
     with tempfile.TemporaryDirectory(prefix="shoal-experiment-") as directory:
         note(f"{name}: making {max(sizes):,} filters")
         load = await asyncio.to_thread(make_load, name, sizes, Path(directory))
         points: list[Point] = []
         processes: dict[int, dict[str, float]] = {}
-        async with EngineBed.open() as bed:
-            pids = {child.name: child.pid for child in _engines(bed)}
-            empty = {child: _memory(pid) for child, pid in pids.items()}
-            await bed.listen()
-            before = 0
-            for size in sizes:
+        gaps = 0
+        for size in sizes:
+            async with EngineBed.open() as bed:
+                pids = {child.name: child.pid for child in _engines(bed)}
+                empty = {child: _memory(pid) for child, pid in pids.items()}
+                await bed.listen()
                 note(f"{name}: {size:,} filters come into force")
-                await bed.add(directory, before, size)
-                before = size
+                await bed.add(directory, 0, size)
                 for layout in LAYOUTS:
                     note(f"{name}: {size:,} filters, {layout.name}")
                     report = await bed.layouts.arrange(layout, size)
@@ -193,7 +193,7 @@ async def measure(name: str, sizes: tuple[int, ...], rounds: int, note: Callable
                     if layout.alone:
                         processes[size] = _alone(report, point.engine.by_process)
                         bytes_per_filter = _bytes_per_filter(report, empty, pids)
-            gaps = bed.gaps
+                gaps += bed.gaps
         cores: dict[int, OperatorCpu] = {}
         for size in sizes:
             note(f"{name}: {size:,} filters, CPU of operators")
