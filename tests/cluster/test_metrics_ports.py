@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import socket
@@ -22,7 +23,10 @@ from shoal.plan.ring import ServerAddress
 def taken() -> Iterator[int]:
     """A port that another program uses."""
     with socket.socket() as other:
-        other.bind(("127.0.0.1", free_port(20)))
+        for _ in range(20):  # other tests choose ports too
+            with contextlib.suppress(OSError):
+                other.bind(("127.0.0.1", free_port(20)))
+                break
         other.listen()
         yield other.getsockname()[1]
 
